@@ -1,0 +1,511 @@
+"""The environment contract: text in, text out, exact states.
+
+``TextEnv`` is a plain :class:`gymnasium.Env` whose observations and actions are strings.
+It owns what every environment shares -- task selection, prefix replay, the turn limit, the end
+of the episode, snapshots -- so that an environment supplies only its rules, through the
+methods marked *to implement*.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+
+from agentbench_prefix.errors import (
+    EnvironmentUsageError,
+    PrefixError,
+    SnapshotError,
+    UnknownNameError,
+)
+from agentbench_prefix.spaces import UnicodeText
+
+if TYPE_CHECKING:
+    from agentbench_prefix.dialogue import Dialogue
+
+JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one action did.
+
+    Attributes:
+        observation: Text shown to the player.
+        reward: Reward of this step.
+        terminated: Whether the task ended (solved or lost) through this action.
+        success: Whether the task is solved.
+        valid: Whether the environment could carry the action out.
+        info: Anything else worth reporting; merged into ``info``.
+    """
+
+    observation: str
+    reward: float = 0.0
+    terminated: bool = False
+    success: bool = False
+    valid: bool = True
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """The whole state of a running episode, as a value.
+
+    ``state`` is JSON-able, so a snapshot may cross processes and be stored as text. It is never
+    pickled to disk.
+
+    Attributes:
+        env_id: Name and version of the environment, e.g. ``"TextCraft-v0"``.
+        data_hash: Hash of the data the environment runs on.
+        task_id: Task being played.
+        options: Reset options that change the task (not ``prefix_actions``).
+        arguments: Constructor arguments that change the rules.
+        turn: Turns taken so far.
+        ended: Whether the episode is over.
+        state: The environment's own state.
+        rng: State of the environment's random generator, or ``None`` if it has none yet.
+    """
+
+    env_id: str
+    data_hash: str
+    task_id: str
+    options: dict[str, JSON]
+    arguments: dict[str, JSON]
+    turn: int
+    ended: bool
+    state: JSON
+    rng: JSON
+
+    def to_json(self) -> str:
+        """Serialize to one line of JSON."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Snapshot:
+        """Inverse of :meth:`to_json`.
+
+        Raises:
+            SnapshotError: The text is not a snapshot.
+        """
+        try:
+            value = json.loads(text)
+            return cls(**value)
+        except (TypeError, ValueError) as error:
+            raise SnapshotError(
+                f"not a snapshot: {error}; expected the text that Snapshot.to_json() returned"
+            ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class TeacherTurn:
+    """One turn of a teacher.
+
+    Attributes:
+        action: The action to send.
+        thought: A line of reasoning, for dialogues that show thoughts.
+        trainable: ``False`` for a deliberate mistake: SFT and the prefix mask leave it out.
+    """
+
+    action: str
+    thought: str = ""
+    trainable: bool = True
+
+
+class Teacher(Protocol):
+    """Plays the environment it was made from, one turn at a time."""
+
+    def next_turn(self) -> TeacherTurn:
+        """Choose the next action in the environment's current state."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlayedTurn:
+    """One finished turn, as :meth:`TextEnv.failure_category` sees it.
+
+    Attributes:
+        action: The action sent, ``None`` if the reply held none.
+        observation: What came back.
+        valid: Whether the environment carried the action out.
+    """
+
+    action: str | None
+    observation: str
+    valid: bool
+
+
+class TextEnv(gym.Env[str, str]):
+    """A multi-turn text environment that can be put back exactly into any state.
+
+    Everything beyond ``reset`` and ``step`` is reached through ``env.unwrapped`` when the
+    environment was made with ``gym.make``, since Gymnasium's wrappers do not forward it.
+    :meth:`restore` also works on an instance that was never reset, but then the wrapper
+    around it does not know: step the unwrapped environment.
+
+    Args:
+        max_turns: Turn limit. The step that reaches it without ending the task is truncated.
+            ``None`` means no limit. Prefix turns count toward it.
+        split: Split from which ``reset`` draws when no task is named.
+        render_mode: ``"ansi"`` or ``None``.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}
+    env_id: ClassVar[str]
+    """Registered id with version; results, corpora and checkpoints carry it."""
+    default_max_turns: ClassVar[int]
+    """Turn limit that ``gym.make(env_id)`` gives."""
+    task_options: ClassVar[frozenset[str]] = frozenset()
+    """Reset options of this environment that change the task."""
+    rule_arguments: ClassVar[tuple[str, ...]] = ()
+    """Names of constructor arguments that change the rules."""
+    accepts_steps_after_end: bool = False
+
+    def __init__(
+        self, *, max_turns: int | None, split: str = "train", render_mode: str | None = None
+    ) -> None:
+        if max_turns is not None and (
+            isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1
+        ):
+            raise ValueError(f"max_turns must be None or an integer >= 1, got {max_turns!r}")
+        if render_mode not in (None, "ansi"):
+            raise UnknownNameError("render_mode", render_mode, ["ansi"])
+        if split not in self.splits():
+            raise UnknownNameError("split", split, self.splits())
+        self.max_turns = max_turns
+        self.split = split
+        self.render_mode = render_mode
+        self.observation_space = UnicodeText()
+        self.action_space = UnicodeText()
+        self._task_id: str | None = None
+        self._options: dict[str, JSON] = {}
+        self._turn = 0
+        self._ended = False
+        self._success = False
+        self._last_observation = ""
+
+    # ------------------------------------------------------------------ to implement
+    @classmethod
+    @abstractmethod
+    def splits(cls) -> tuple[str, ...]:
+        """Names of the splits."""
+
+    @abstractmethod
+    def tasks(self, split: str) -> tuple[str, ...]:
+        """Task ids of a split, in their fixed order.
+
+        Raises:
+            UnknownNameError: No such split.
+        """
+
+    @abstractmethod
+    def family(self, task_id: str) -> str:
+        """Family under which a task is reported.
+
+        Raises:
+            UnknownNameError: No such task.
+        """
+
+    @property
+    @abstractmethod
+    def data_hash(self) -> str:
+        """Hash of the data this environment runs on."""
+
+    @abstractmethod
+    def _begin(self, task_id: str, options: Mapping[str, JSON]) -> str:
+        """Set up a task and return its first observation.
+
+        Must depend on ``task_id`` and ``options`` only, and raise :class:`UnknownNameError`
+        *before* changing anything when either is bad.
+        """
+
+    @abstractmethod
+    def _act(self, action: str) -> Outcome:
+        """Carry out one action. Must never raise, whatever the text."""
+
+    @abstractmethod
+    def _get_state(self) -> JSON:
+        """Return the environment's own state as a JSON-able value that shares nothing mutable."""
+
+    @abstractmethod
+    def _set_state(self, state: JSON) -> None:
+        """Set the state that :meth:`_get_state` returned, after :meth:`_begin` on the task."""
+
+    @abstractmethod
+    def fields(self, observation: str) -> dict[str, JSON]:
+        """Canonical structured fields of an observation, for state matching.
+
+        Two observations match when they agree on every field that both have; with no shared
+        field nothing can be said.
+        """
+
+    @abstractmethod
+    def dialogues(self) -> Mapping[str, Dialogue]:
+        """Dialogues in which a model may play this environment, the default one first."""
+
+    # ------------------------------------------------------------------ optional hooks
+    def teacher(self, seed: int | None = None, *, detours: float = 0.0) -> Teacher:
+        """Return a teacher that plays this instance.
+
+        Args:
+            seed: Seed of the teacher's own choices; ``None`` plays the plainest plan.
+            detours: Probability in [0, 1) of a deliberate mistake or look-around before a turn.
+        """
+        raise NotImplementedError(f"{self.env_id} has no teacher")
+
+    def candidate_actions(self) -> Sequence[str]:
+        """Return actions that are syntactically sensible now; the random policy picks from them."""
+        raise NotImplementedError(f"{self.env_id} does not list candidate actions")
+
+    def generate_tasks(self, seed: int, n: int, **parameters: Any) -> tuple[str, ...]:
+        """Ids of ``n`` generated tasks, playable by ``reset(options={"task_id": ...})``."""
+        raise NotImplementedError(f"{self.env_id} does not generate tasks")
+
+    def failure_category(self, turns: Sequence[PlayedTurn]) -> str:
+        """Name why an unsolved episode failed, from its turns."""
+        return "no_turn" if not turns else "turn_limit"
+
+    def out_of_reach(self, split: str, max_turns: int | None) -> tuple[str, ...]:
+        """Tasks of a split that no policy can solve within ``max_turns``."""
+        return ()
+
+    # ------------------------------------------------------------------ the Gymnasium interface
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Start a task.
+
+        Args:
+            seed: Seeds the randomness inside the episode, and picks the task when none is named.
+            options: ``task_id`` (str), ``split`` (str, draw from this split),
+                ``prefix_actions`` (actions to replay; ``None`` stands for a turn without an
+                action), ``fresh_budget`` (bool, the prefix does not count toward the turn
+                limit), and the environment's own ``task_options``.
+
+        Returns:
+            The observation after the prefix (or the first one) and ``info``. With a prefix,
+            ``info["prefix_observations"]`` lists the first observation and that of every prefix
+            turn but the last.
+
+        Raises:
+            UnknownNameError: Unknown task, split or option.
+            PrefixError: The episode ends inside the prefix.
+        """
+        given = dict(options or {})
+        common = {"task_id", "split", "prefix_actions", "fresh_budget"}
+        for name in given:
+            if name not in common and name not in self.task_options:
+                raise UnknownNameError(
+                    "reset option", name, sorted(common | self.task_options)
+                )
+        split = given.get("split", self.split)
+        if split not in self.splits():
+            raise UnknownNameError("split", split, self.splits())
+        prefix = given.get("prefix_actions") or ()
+        if isinstance(prefix, str) or not all(a is None or isinstance(a, str) for a in prefix):
+            raise PrefixError("prefix_actions must be a list of strings (or None for an empty turn)")
+        super().reset(seed=seed)
+        task_id = given.get("task_id")
+        if task_id is None:
+            tasks = self.tasks(split)
+            task_id = tasks[int(self.np_random.integers(len(tasks)))]
+        elif not isinstance(task_id, str):
+            raise UnknownNameError("task_id", task_id, self.tasks(split)[:3], "Task ids are text.")
+        task_options = {name: given[name] for name in sorted(given) if name in self.task_options}
+
+        observation = self._begin(task_id, task_options)
+        self._task_id, self._options = task_id, task_options
+        self._turn, self._ended, self._success = 0, False, False
+        self._last_observation = observation
+        if not prefix:
+            return observation, self._info(valid=True)
+
+        seen = [observation]
+        info: dict[str, Any] = {}
+        for index, action in enumerate(prefix):
+            if action is None:
+                observation, _, terminated, truncated, info = self.skip_turn("")
+            else:
+                observation, _, terminated, truncated, info = self.step(action)
+            if terminated or truncated:
+                raise PrefixError(
+                    f"prefix_actions end the episode at turn {index + 1} of {len(prefix)} in task "
+                    f"{task_id!r} ({action!r} -> {observation!r}); shorten the prefix or raise "
+                    f"max_turns (now {self.max_turns})"
+                )
+            seen.append(observation)
+        if given.get("fresh_budget"):
+            self._turn = 0
+            info["turn"] = 0
+        return observation, {**info, "prefix_observations": seen[:-1]}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Play one turn.
+
+        Any string is an acceptable action; what the game cannot read it answers with text.
+
+        Raises:
+            EnvironmentUsageError: Called before a reset, or after the episode ended.
+            TypeError: The action is not a string.
+        """
+        self._check_running()
+        if not isinstance(action, str):
+            raise TypeError(f"{self.env_id} takes text actions, got {type(action).__name__}")
+        return self._finish_turn(self._act(action))
+
+    def skip_turn(self, observation: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Spend a turn without an action, e.g. because the reply held none.
+
+        Args:
+            observation: What the player is told instead of the environment's answer.
+        """
+        self._check_running()
+        return self._finish_turn(Outcome(observation, valid=False))
+
+    def render(self) -> str | None:  # type: ignore[override]
+        """Return the last observation (``render_mode="ansi"``), else ``None``."""
+        return self._last_observation if self.render_mode == "ansi" else None
+
+    # ------------------------------------------------------------------ states
+    @property
+    def task_id(self) -> str:
+        """Task being played.
+
+        Raises:
+            EnvironmentUsageError: No task yet.
+        """
+        if self._task_id is None:
+            raise EnvironmentUsageError(f"{self.env_id} has no task yet: call reset() first")
+        return self._task_id
+
+    @property
+    def turn(self) -> int:
+        """Turns taken so far, prefix turns included unless ``fresh_budget`` was asked for."""
+        return self._turn
+
+    @property
+    def ended(self) -> bool:
+        """Whether the episode is over."""
+        return self._ended
+
+    @property
+    def last_observation(self) -> str:
+        """The newest observation."""
+        return self._last_observation
+
+    def arguments(self) -> dict[str, JSON]:
+        """Return the constructor arguments that change the rules or the limit, for manifests."""
+        return {
+            "max_turns": self.max_turns,
+            **{name: getattr(self, name) for name in self.rule_arguments},
+        }
+
+    def snapshot(self) -> Snapshot:
+        """Return the whole state as a value; see :class:`Snapshot`.
+
+        Raises:
+            EnvironmentUsageError: Called before a reset.
+        """
+        task_id = self.task_id
+        return Snapshot(
+            env_id=self.env_id,
+            data_hash=self.data_hash,
+            task_id=task_id,
+            options=dict(self._options),
+            arguments=self.arguments(),
+            turn=self._turn,
+            ended=self._ended,
+            state={
+                "success": self._success,
+                "observation": self._last_observation,
+                "env": self._get_state(),
+            },
+            rng=None if self._np_random is None else _rng_to_json(self._np_random),
+        )
+
+    def restore(self, snapshot: Snapshot) -> str:
+        """Put this instance into a snapshot's state, whatever it was doing before.
+
+        Returns:
+            The last observation of that state.
+
+        Raises:
+            SnapshotError: The snapshot is of another environment, version, data or rules.
+        """
+        mine = {
+            "env_id": self.env_id,
+            "data_hash": self.data_hash,
+            **{k: v for k, v in self.arguments().items() if k != "max_turns"},
+        }
+        theirs = {
+            "env_id": snapshot.env_id,
+            "data_hash": snapshot.data_hash,
+            **{k: v for k, v in snapshot.arguments.items() if k != "max_turns"},
+        }
+        for name in sorted(set(mine) | set(theirs)):
+            if mine.get(name) != theirs.get(name):
+                raise SnapshotError(
+                    f"snapshot has {name}={theirs.get(name)!r}, this environment has "
+                    f"{mine.get(name)!r}: make the environment as the snapshot's was made"
+                )
+        state = snapshot.state
+        if not isinstance(state, dict) or not {"success", "observation", "env"} <= set(state):
+            raise SnapshotError("snapshot.state lacks success, observation or env")
+        self._begin(snapshot.task_id, snapshot.options)
+        self._set_state(state["env"])
+        self._task_id, self._options = snapshot.task_id, dict(snapshot.options)
+        self._turn, self._ended = snapshot.turn, snapshot.ended
+        self._success = bool(state["success"])
+        self._last_observation = str(state["observation"])
+        if snapshot.rng is not None:
+            self._np_random = _rng_from_json(snapshot.rng)
+            self._np_random_seed = -1
+        return self._last_observation
+
+    # ------------------------------------------------------------------ inside
+    def _check_running(self) -> None:
+        if self._task_id is None:
+            raise EnvironmentUsageError(f"{self.env_id}: step() before reset(); call reset() first")
+        if self._ended and not self.accepts_steps_after_end:
+            raise EnvironmentUsageError(
+                f"{self.env_id}: task {self._task_id!r} ended at turn {self._turn}; call reset()"
+            )
+
+    def _finish_turn(self, outcome: Outcome) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._turn += 1
+        self._success = outcome.success
+        truncated = (
+            self.max_turns is not None and self._turn >= self.max_turns and not outcome.terminated
+        )
+        self._ended = outcome.terminated or truncated
+        self._last_observation = outcome.observation
+        info = self._info(valid=outcome.valid)
+        info.update(outcome.info)
+        return outcome.observation, float(outcome.reward), outcome.terminated, truncated, info
+
+    def _info(self, *, valid: bool) -> dict[str, Any]:
+        assert self._task_id is not None
+        return {
+            "task_id": self._task_id,
+            "family": self.family(self._task_id),
+            "success": self._success,
+            "turn": self._turn,
+            "valid_action": valid,
+        }
+
+
+def _rng_to_json(rng: np.random.Generator) -> JSON:
+    state: JSON = copy.deepcopy(rng.bit_generator.state)
+    return state
+
+
+def _rng_from_json(state: Any) -> np.random.Generator:
+    if not isinstance(state, dict) or state.get("bit_generator") != "PCG64":
+        raise SnapshotError("snapshot.rng is not the state of a PCG64 generator")
+    bits = np.random.PCG64()
+    bits.state = state
+    return np.random.Generator(bits)

@@ -1,0 +1,63 @@
+"""Files that are never half-written, and hashes that name their contents."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def canonical_json(value: Any) -> str:
+    """One line of JSON with sorted keys: equal values give equal text."""
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
+def sha256_text(text: str) -> str:
+    """Hexadecimal SHA-256 of a text's UTF-8 bytes."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write beside, flush to disk, then rename: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_json_atomic(path: Path, value: Any) -> None:
+    """:func:`write_text_atomic` of indented JSON with sorted keys."""
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, indent=2, allow_nan=False)
+    write_text_atomic(path, text + "\n")
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append whole lines in one write and flush them to disk."""
+    block = "".join(line + "\n" for line in lines).encode("utf-8", "surrogatepass")
+    with path.open("ab") as file:
+        file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_whole_lines(path: Path) -> list[str]:
+    """Lines of a file that end in a newline; a torn last line is left out."""
+    if not path.exists():
+        return []
+    text = path.read_bytes().decode("utf-8", "surrogatepass")
+    return text.split("\n")[:-1]

@@ -1,0 +1,90 @@
+"""Finds environments and methods through entry points, so that third parties add their own.
+
+Groups: ``agentbench_prefix.environments`` (name = Gymnasium id, value = the ``TextEnv`` class) and
+``agentbench_prefix.methods`` (name = method, value = a :class:`Method`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import gymnasium as gym
+
+from agentbench_prefix.env import TextEnv
+from agentbench_prefix.errors import UnknownNameError
+
+ENVIRONMENTS_GROUP = "agentbench_prefix.environments"
+METHODS_GROUP = "agentbench_prefix.methods"
+
+
+class Method(Protocol):
+    """A baseline: how it is trained, and the checkpoints it ships."""
+
+    name: str
+    summary: str
+    """One line for ``agentbench-prefix list``."""
+
+    def checkpoint(self, env_id: str) -> Path | None:
+        """Folder of the checkpoint shipped for an environment, if there is one."""
+
+    def train(self, env_id: str, **arguments: Any) -> Path:
+        """Train on an environment and return the checkpoint's folder."""
+
+
+def _entry_points(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in sorted(entry_points(group=group), key=lambda p: p.name)}
+
+
+@functools.cache
+def environment_ids() -> tuple[str, ...]:
+    """Ids of every registered environment."""
+    return tuple(_entry_points(ENVIRONMENTS_GROUP))
+
+
+def environment_class(env_id: str) -> type[TextEnv]:
+    """Import the class behind an environment id.
+
+    Raises:
+        UnknownNameError: No such environment.
+    """
+    points = _entry_points(ENVIRONMENTS_GROUP)
+    if env_id not in points:
+        raise UnknownNameError("environment", env_id, points)
+    return cast("type[TextEnv]", points[env_id].load())
+
+
+def make(env_id: str, **arguments: Any) -> TextEnv:
+    """``gym.make(env_id, ...).unwrapped``, typed, with the known ids named on a bad id."""
+    environment_class(env_id)
+    return cast(TextEnv, gym.make(env_id, **arguments).unwrapped)
+
+
+def register_environments() -> None:
+    """Register every environment with Gymnasium, without importing its module."""
+    for name, point in _entry_points(ENVIRONMENTS_GROUP).items():
+        if name not in gym.registry:
+            # The turn limit lives in the environment: prefix turns must count toward it.
+            gym.register(id=name, entry_point=point.value, max_episode_steps=None)
+
+
+def methods() -> Mapping[str, Method]:
+    """Every registered method by name."""
+    return {
+        name: cast(Method, point.load()) for name, point in _entry_points(METHODS_GROUP).items()
+    }
+
+
+def method(name: str) -> Method:
+    """Look a method up.
+
+    Raises:
+        UnknownNameError: No such method.
+    """
+    points = _entry_points(METHODS_GROUP)
+    if name not in points:
+        raise UnknownNameError("method", name, points)
+    return cast(Method, points[name].load())
