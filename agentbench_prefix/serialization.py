@@ -55,6 +55,7 @@ class ChatSerializer:
         self.end_id: int = ids[0]
         """Token that ends an assistant turn."""
         self._end_text: str = tokenizer.decode([self.end_id], skip_special_tokens=False)
+        self._user_frame = self._find_user_frame()
 
     def _render(self, messages: Sequence[Message], *, generate: bool) -> str:
         text: str = self.tokenizer.apply_chat_template(
@@ -70,6 +71,29 @@ class ChatSerializer:
         text = self._render([*stem, *messages], generate=bool(messages))
         return text.split(_SENTINEL, 1)[1]
 
+    def _find_user_frame(self) -> tuple[str, str] | None:
+        """What the template writes around a user message, if it leaves the message as it is.
+
+        Rendering a template costs far more than tokenizing its result.
+        """
+        probe = f" \n {_SENTINEL} \n "
+        before, found, after = self._glue_text([Message("user", probe)]).partition(probe)
+        return (before, after) if found else None
+
+    def _glue_text(self, messages: Sequence[Message]) -> str:
+        text = self._after_sentinel(messages)
+        if not text.startswith(self._end_text):
+            raise CheckpointError(
+                f"the chat template ends an assistant turn with {text[:20]!r} before a user "
+                f"message, but with {self._end_text!r} at the end of a conversation"
+            )
+        return text[len(self._end_text) :]
+
+    def _frame(self, messages: Sequence[Message]) -> str:
+        if self._user_frame is not None and len(messages) == 1 and messages[0].role == "user":
+            return messages[0].content.join(self._user_frame)
+        return self._glue_text(messages)
+
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
@@ -84,13 +108,7 @@ class ChatSerializer:
         Args:
             messages: The user messages in between.
         """
-        text = self._after_sentinel(messages)
-        if not text.startswith(self._end_text):
-            raise CheckpointError(
-                f"the chat template ends an assistant turn with {text[:20]!r} before a user "
-                f"message, but with {self._end_text!r} at the end of a conversation"
-            )
-        return self._encode(text[len(self._end_text) :])
+        return self._encode(self._frame(messages))
 
     def reply(self, text: str) -> list[int]:
         """Tokens of a reply that was written, not generated; the end-of-turn token included."""
@@ -117,22 +135,29 @@ class ChatSerializer:
             assistant messages marked trainable, 0 on everything else.
         """
         first = next(i for i, m in enumerate(messages) if m.role == "assistant")
-        ids = self.opening(messages[:first])
-        mask = [0] * len(ids)
-        flags = iter(trainable)
+        pieces = [self._render(messages[:first], generate=True)]
+        flags: list[int | None] = [None]
+        replies = iter(trainable)
         between: list[Message] = []
         for message in messages[first:]:
             if message.role != "assistant":
                 between.append(message)
                 continue
             if between:
-                glue = self.glue(between)
-                ids += glue
-                mask += [0] * len(glue)
+                pieces.append(self._frame(between))
+                flags.append(None)
                 between = []
-            reply = self.reply(message.content)
-            ids += reply
-            mask += [int(next(flags))] * len(reply)
+            pieces.append(message.content)
+            flags.append(int(next(replies)))
+        ids: list[int] = []
+        mask: list[int] = []
+        encoded = self.tokenizer(pieces, add_special_tokens=False)["input_ids"]
+        for piece, flag in zip(encoded, flags, strict=True):
+            ids += piece
+            mask += [flag or 0] * len(piece)
+            if flag is not None:
+                ids.append(self.end_id)
+                mask.append(flag)
         return ids, mask
 
     def fingerprint(self) -> str:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The environments of ``agentbench-prefix``, one folder each."""
