@@ -163,6 +163,8 @@ class TextEnv(gym.Env[str, str]):
     """Reset options of this environment that change the task."""
     rule_arguments: ClassVar[tuple[str, ...]] = ()
     """Names of constructor arguments that change the rules."""
+    union_splits: ClassVar[tuple[str, ...]] = ()
+    """Splits made of others, such as ``"all"``; no other two splits share a task."""
     accepts_steps_after_end: bool = False
 
     def __init__(
@@ -308,16 +310,22 @@ class TextEnv(gym.Env[str, str]):
         prefix = given.get("prefix_actions") or ()
         if isinstance(prefix, str) or not all(a is None or isinstance(a, str) for a in prefix):
             raise PrefixError("prefix_actions must be a list of strings (or None for an empty turn)")
-        super().reset(seed=seed)
         task_id = given.get("task_id")
+        if task_id is not None and not isinstance(task_id, str):
+            raise UnknownNameError("task_id", task_id, self.tasks(split)[:3], "Task ids are text.")
+        task_options = {name: given[name] for name in sorted(given) if name in self.task_options}
+        generator = self._np_random, self._np_random_seed
+        super().reset(seed=seed)
         if task_id is None:
             tasks = self.tasks(split)
             task_id = tasks[int(self.np_random.integers(len(tasks)))]
-        elif not isinstance(task_id, str):
-            raise UnknownNameError("task_id", task_id, self.tasks(split)[:3], "Task ids are text.")
-        task_options = {name: given[name] for name in sorted(given) if name in self.task_options}
 
-        observation = self._begin(task_id, task_options)
+        try:
+            observation = self._begin(task_id, task_options)
+        except Exception:
+            # A refused reset leaves the running episode as it was, its generator included.
+            self._np_random, self._np_random_seed = generator
+            raise
         self._task_id, self._options = task_id, task_options
         self._turn, self._ended, self._success = 0, False, False
         self._last_observation = observation

@@ -79,6 +79,7 @@ class TextCraftEnv(TextEnv):
     default_max_turns = 30
     task_options: ClassVar[frozenset[str]] = frozenset({"distractor_seed", "rename_seed"})
     rule_arguments: ClassVar[tuple[str, ...]] = ("compat", "strict")
+    union_splits: ClassVar[tuple[str, ...]] = ("all",)
 
     def __init__(
         self,
