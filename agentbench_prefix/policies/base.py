@@ -8,6 +8,7 @@ and read whatever is new at the end of ``episode.messages``.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -56,6 +57,17 @@ class Episode:
     env: TextEnv
     dialogue: Dialogue
     messages: list[Message]
+
+
+def reply_seed(episode: Episode) -> int:
+    """Seed of the reply that is due: 31 bits of SHA-256 over the episode's seed and its turn.
+
+    It depends on nothing else, so a reply does not change with the batch it is drawn in.
+    31 bits fit every back end's seed.
+    """
+    turn = sum(message.role == "assistant" for message in episode.messages)
+    digest = hashlib.sha256(f"{episode.seed}\n{turn}".encode()).digest()
+    return int.from_bytes(digest[:4]) >> 1
 
 
 class Session(Protocol):
