@@ -267,6 +267,21 @@ class TextEnv(gym.Env[str, str]):
         """Ids of ``n`` generated tasks, playable by ``reset(options={"task_id": ...})``."""
         raise NotImplementedError(f"{self.env_id} does not generate tasks")
 
+    def solution_facts(
+        self, task_id: str, options: Mapping[str, JSON] | None = None
+    ) -> Mapping[str, frozenset[str]]:
+        """What a solution of a task has to know, as text, for contamination tables.
+
+        Args:
+            task_id: The task.
+            options: Its reset options.
+
+        Returns:
+            ``"goal"`` (what solves the task itself) and ``"subgoals"`` (what leads there). Facts of
+            two tasks are the same knowledge exactly if they are equal.
+        """
+        raise NotImplementedError(f"{self.env_id} does not state what its solutions know")
+
     def failure_category(self, turns: Sequence[PlayedTurn]) -> str:
         """Name why an unsolved episode failed, from its turns."""
         return "no_turn" if not turns else "turn_limit"
@@ -301,15 +316,15 @@ class TextEnv(gym.Env[str, str]):
         common = {"task_id", "split", "prefix_actions", "fresh_budget"}
         for name in given:
             if name not in common and name not in self.task_options:
-                raise UnknownNameError(
-                    "reset option", name, sorted(common | self.task_options)
-                )
+                raise UnknownNameError("reset option", name, sorted(common | self.task_options))
         split = given.get("split", self.split)
         if split not in self.splits():
             raise UnknownNameError("split", split, self.splits())
         prefix = given.get("prefix_actions") or ()
         if isinstance(prefix, str) or not all(a is None or isinstance(a, str) for a in prefix):
-            raise PrefixError("prefix_actions must be a list of strings (or None for an empty turn)")
+            raise PrefixError(
+                "prefix_actions must be a list of strings (or None for an empty turn)"
+            )
         task_id = given.get("task_id")
         if task_id is not None and not isinstance(task_id, str):
             raise UnknownNameError("task_id", task_id, self.tasks(split)[:3], "Task ids are text.")

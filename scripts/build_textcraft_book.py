@@ -116,9 +116,8 @@ def main() -> None:
         + "\n"
     )
     arguments.out.write_text(text)
-    print(
-        f"{len(lines)} recipes, {len(book['items'])} items, {len(book['tags'])} tags -> {arguments.out}"
-    )
+    counts = f"{len(lines)} recipes, {len(book['items'])} items, {len(book['tags'])} tags"
+    print(f"{counts} -> {arguments.out}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write TextCraft's manifest: splits, and for every task its goal, prompt hash and shortest plan."""
+"""Write TextCraft's manifest: splits, and each task's goal, prompt hash and shortest plan."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Training: demonstrations, tokenizer, optimizer, supervised fine-tuning."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The baselines of ``agentbench-prefix``: one module a method, recipes and checkpoints beside."""

@@ -12,8 +12,8 @@ EXAMPLE_RECIPES = (
 EXAMPLE_TURNS = (
     ("I may be carrying something useful already.", "inventory"),
     (
-        "Powered rail takes 6 gold ingot, 1 stick and 1 redstone. A gold ingot takes 9 gold nugget, "
-        "which no command crafts, so I fetch 6 x 9 = 54 of them.",
+        "Powered rail takes 6 gold ingot, 1 stick and 1 redstone. A gold ingot takes 9 gold "
+        "nugget, which no command crafts, so I fetch 6 x 9 = 54 of them.",
         "get 54 gold nugget",
     ),
     (

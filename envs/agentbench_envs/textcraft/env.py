@@ -171,13 +171,7 @@ class TextCraftEnv(TextEnv):
 
     # ------------------------------------------------------------------ play
     def _begin(self, task_id: str, options: Mapping[str, JSON]) -> str:
-        distractor_seed = _integer_option(options, "distractor_seed")
-        rename_seed = _integer_option(options, "rename_seed")
-        self.book, self.goal, self.commands = (
-            _setting(task_id, distractor_seed)
-            if rename_seed is None
-            else _renamed_setting(task_id, distractor_seed, rename_seed)
-        )
+        self.book, self.goal, self.commands = _setting_of(task_id, options)
         self.inventory = {}
         return (
             "Crafting commands:\n"
@@ -275,7 +269,7 @@ class TextCraftEnv(TextEnv):
         """``goal``/``commands``, ``inventory``, ``got`` or ``crafted``; empty for a refusal."""
         if observation.startswith("Crafting commands:\n"):
             commands, _, goal = observation.partition("\n\nGoal: craft ")
-            lines: list[JSON] = list(sorted(commands.split("\n")[1:]))
+            lines: list[JSON] = sorted(commands.split("\n")[1:])
             return {"goal": goal.removesuffix("."), "commands": lines}
         if observation.startswith("Inventory: "):
             pairs = _INVENTORY_FIELD.findall(observation)
@@ -309,6 +303,15 @@ class TextCraftEnv(TextEnv):
         listed = self.listed_recipes()
         gets = {Get(i.name, i.count).text: None for r in listed for i in r.inputs}
         return ["inventory", *self.commands, *gets]
+
+    def solution_facts(
+        self, task_id: str, options: Mapping[str, JSON] | None = None
+    ) -> Mapping[str, frozenset[str]]:
+        """Recipe lines of the goal, and those of every other item in its recipe tree."""
+        book, goal, _ = _setting_of(task_id, options or {})
+        tree = book.tree(goal)
+        goal_lines = frozenset(line for line, recipe in tree.items() if recipe.output == goal)
+        return {"goal": goal_lines, "subgoals": frozenset(tree) - goal_lines}
 
     def failure_category(self, turns: Sequence[PlayedTurn]) -> str:
         """Category of the final observation, after Prefix-GRPO section 9.3.
@@ -347,6 +350,17 @@ def _integer_option(options: Mapping[str, JSON], name: str) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     raise ValueError(f"reset option {name} must be an integer, got {value!r}")
+
+
+def _setting_of(
+    task_id: str, options: Mapping[str, JSON]
+) -> tuple[RecipeBook, str, tuple[str, ...]]:
+    """Book, goal and prompt commands of a task under its options."""
+    distractor_seed = _integer_option(options, "distractor_seed")
+    rename_seed = _integer_option(options, "rename_seed")
+    if rename_seed is None:
+        return _setting(task_id, distractor_seed)
+    return _renamed_setting(task_id, distractor_seed, rename_seed)
 
 
 @functools.cache

@@ -184,7 +184,7 @@ class _Builder:
 def word_permutation(seed: int) -> Callable[[str], str]:
     """A one-to-one renaming that permutes the words of all names.
 
-    Whole words move, so ``oak_planks`` still ends in what ``planks`` became, and tags stay readable.
+    Whole words move: ``oak_planks`` still ends in what ``planks`` became, so tags stay readable.
     """
     words = vocabulary()
     moved = dict(zip(words, StableRandom(f"rename/{seed}").shuffled(words), strict=True))

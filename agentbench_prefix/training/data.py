@@ -1,0 +1,165 @@
+"""The stream of training batches: a function of recipe and seed, so that a run can be resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from agentbench_prefix.env import JSON, TextEnv
+from agentbench_prefix.serialization import ChatSerializer
+from agentbench_prefix.training.demonstrations import Demonstration, demonstrate
+from agentbench_prefix.training.recipe import SFTRecipe, Stage
+
+POOL = 256
+"""Demonstrations that are sorted by length and cut into batches together."""
+_IGNORE = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """One optimizer step's data.
+
+    Attributes:
+        ids: Token ids, right-padded, shape (rows, length).
+        weights: Loss weight of each token as a *target*, shape (rows, length).
+        demonstrations: Number of rows.
+        pool: Index of the pool it was cut from.
+        pool_step: Step at which that pool begins, which decides its stage.
+    """
+
+    ids: torch.Tensor
+    weights: torch.Tensor
+    demonstrations: int
+    pool: int
+    pool_step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """What one demonstration plays: a function of recipe and index alone.
+
+    Attributes:
+        task_id: Task.
+        options: Reset options.
+        seed: Seed of the teacher.
+        detours: Probability of a detour per turn.
+    """
+
+    task_id: str
+    options: dict[str, JSON]
+    seed: int
+    detours: float
+
+
+def draw(env: TextEnv, recipe: SFTRecipe, stage: Stage, index: int) -> Draw:
+    """The ``index``-th draw of a recipe."""
+    rng = np.random.Generator(np.random.Philox(key=[recipe.seed, index]))
+    if stage.split == "generated":
+        # A block of ids shares a seed; blocks of different recipe seeds never meet.
+        block, offset = divmod(index, POOL)
+        ids = env.generate_tasks(recipe.seed * 10**9 + block, POOL, **stage.parameters)
+        task_id = ids[offset]
+    else:
+        task_id = _draw_task(env, stage, rng)
+    options: dict[str, JSON] = {}
+    for name, probability in stage.vary.items():
+        # Draws of a pool share a value, since some options are costly to set up anew.
+        if rng.random() < probability:
+            options[name] = recipe.seed * 10**6 + index // POOL
+    detours = stage.detours if rng.random() < stage.detour_share else 0.0
+    return Draw(task_id, options, recipe.seed * 10**9 + index, detours)
+
+
+def play_draw(env: TextEnv, recipe: SFTRecipe, drawn: Draw) -> Demonstration:
+    """Let the teacher play a draw."""
+    return demonstrate(
+        env,
+        drawn.task_id,
+        env.dialogues()[recipe.dialogue],
+        options=drawn.options,
+        seed=drawn.seed,
+        detours=drawn.detours,
+    )
+
+
+def stage_at(recipe: SFTRecipe, step: int) -> Stage:
+    """The stage in force at a step."""
+    return next((s for s in recipe.stages if step / recipe.steps < s.until), recipe.stages[-1])
+
+
+def _draw_task(env: TextEnv, stage: Stage, rng: np.random.Generator) -> str:
+    tasks = env.tasks(stage.split)
+    if stage.family_weights is None:
+        return tasks[int(rng.integers(len(tasks)))]
+    names = sorted(stage.family_weights)
+    shares = np.array([stage.family_weights[name] for name in names])
+    family = names[int(rng.choice(len(names), p=shares / shares.sum()))]
+    members = [task for task in tasks if env.family(task) == family]
+    return members[int(rng.integers(len(members)))]
+
+
+def batches(
+    env: TextEnv,
+    recipe: SFTRecipe,
+    serializer: ChatSerializer,
+    start: int = 0,
+) -> Iterator[Batch]:
+    """Batches from step ``start`` on, without end.
+
+    The stage of a pool is that of the step at which the pool begins. Unsuccessful demonstrations
+    and those longer than ``max_length`` are left out.
+    """
+    step = pool = 0
+    while True:
+        pool_step = step
+        stage = stage_at(recipe, pool_step)
+        examples = []
+        for index in range(pool * POOL, (pool + 1) * POOL):
+            demonstration = play_draw(env, recipe, draw(env, recipe, stage, index))
+            if demonstration.success:
+                ids, weights = _weigh(demonstration, recipe, serializer)
+                if len(ids) <= recipe.max_length:
+                    examples.append((ids, weights))
+        examples.sort(key=lambda example: len(example[0]))
+        groups: list[list[tuple[list[int], list[float]]]] = []
+        for example in examples:
+            fits = groups and (len(groups[-1]) + 1) * len(example[0]) <= recipe.tokens_per_step
+            if not fits:
+                groups.append([])
+            groups[-1].append(example)
+        rng = np.random.Generator(np.random.Philox(key=[recipe.seed, 2**63 + pool]))
+        for k in rng.permutation(len(groups)):
+            if step >= start:
+                yield _pad(groups[int(k)], pool, pool_step)
+            step += 1
+        pool += 1
+
+
+def _weigh(
+    demonstration: Demonstration, recipe: SFTRecipe, serializer: ChatSerializer
+) -> tuple[list[int], list[float]]:
+    flags = (
+        [True] * len(demonstration.trainable) if recipe.learn_mistakes else demonstration.trainable
+    )
+    ids, mask = serializer.conversation(demonstration.messages, flags)
+    if not recipe.observation_weight:
+        return ids, [float(m) for m in mask]
+    _, replies = serializer.conversation(demonstration.messages, [True] * len(flags))
+    opening = replies.index(1)
+    return ids, [
+        1.0 if m else recipe.observation_weight if i >= opening and not r else _IGNORE
+        for i, (m, r) in enumerate(zip(mask, replies, strict=True))
+    ]
+
+
+def _pad(examples: list[tuple[list[int], list[float]]], pool: int, pool_step: int) -> Batch:
+    longest = max(len(ids) for ids, _ in examples)
+    ids = torch.zeros(len(examples), longest, dtype=torch.long)
+    weights = torch.zeros(len(examples), longest)
+    for row, (tokens, w) in enumerate(examples):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        weights[row, : len(w)] = torch.tensor(w)
+    return Batch(ids, weights, len(examples), pool, pool_step)

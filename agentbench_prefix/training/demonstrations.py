@@ -1,0 +1,60 @@
+"""A teacher's play as conversations to learn from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from agentbench_prefix.dialogue import Dialogue, Message
+from agentbench_prefix.env import JSON, TextEnv
+
+
+@dataclasses.dataclass(frozen=True)
+class Demonstration:
+    """One episode of a teacher.
+
+    Attributes:
+        task_id: Task played.
+        messages: The conversation: opening, then replies and observations in turn; ends with the
+            last reply.
+        trainable: One flag per assistant message, ``False`` for a deliberate mistake.
+        success: Whether the teacher solved the task within the turn limit.
+    """
+
+    task_id: str
+    messages: list[Message]
+    trainable: list[bool]
+    success: bool
+
+
+def demonstrate(
+    env: TextEnv,
+    task_id: str,
+    dialogue: Dialogue,
+    *,
+    options: Mapping[str, JSON] | None = None,
+    seed: int | None = None,
+    detours: float = 0.0,
+) -> Demonstration:
+    """Let the environment's teacher play a task and write the conversation down.
+
+    Args:
+        env: The unwrapped environment; it is reset.
+        task_id: Task to play.
+        dialogue: Form of the conversation.
+        options: Further reset options.
+        seed: Seed of the teacher.
+        detours: Probability of a detour per turn, see :meth:`TextEnv.teacher`.
+    """
+    observation, info = env.reset(options={**(options or {}), "task_id": task_id})
+    teacher = env.teacher(seed, detours=detours)
+    messages = dialogue.opening(observation)
+    trainable: list[bool] = []
+    while True:
+        turn = teacher.next_turn()
+        messages.append(Message("assistant", dialogue.render(turn.action, turn.thought)))
+        trainable.append(turn.trainable)
+        observation, _, terminated, truncated, info = env.step(turn.action)
+        if terminated or truncated:
+            return Demonstration(task_id, messages, trainable, bool(info["success"]))
+        messages.append(Message("user", observation))

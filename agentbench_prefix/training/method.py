@@ -1,0 +1,237 @@
+"""Methods that learn from demonstrations alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agentbench_prefix import registry
+from agentbench_prefix.cards import (
+    CheckpointCard,
+    ModelDescription,
+    TrainingDescription,
+    code_version,
+)
+from agentbench_prefix.env import TextEnv
+from agentbench_prefix.errors import CheckpointError, ConfigurationError, UnknownNameError
+from agentbench_prefix.files import canonical_json, sha256_file, write_json_atomic
+from agentbench_prefix.serialization import ChatSerializer
+from agentbench_prefix.training.recipe import SFTRecipe, load_recipe
+
+TOKENIZER_SAMPLE = 4096
+"""Demonstrations a new tokenizer's vocabulary is counted on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SupervisedMethod:
+    """A method that is trained by supervised fine-tuning.
+
+    Attributes:
+        name: Name under which it is registered.
+        summary: One line for listings.
+        folder: Folder that holds ``recipes/<env>/<name>.yaml`` and ``checkpoints/<env>/<name>``.
+    """
+
+    name: str
+    summary: str
+    folder: Path
+
+    def checkpoint(self, env_id: str) -> Path | None:
+        """Folder of the checkpoint shipped for an environment, if there is one."""
+        folder = self.folder / "checkpoints" / env_id / self.name
+        return folder if (folder / "model.safetensors").is_file() else None
+
+    def recipe(self, env_id: str, **overrides: Any) -> SFTRecipe:
+        """The recipe for an environment, with fields replaced.
+
+        Raises:
+            UnknownNameError: There is no recipe for this environment.
+        """
+        path = self.folder / "recipes" / env_id / f"{self.name}.yaml"
+        if not path.is_file():
+            known = sorted(p.parent.name for p in self.folder.glob(f"recipes/*/{self.name}.yaml"))
+            raise UnknownNameError(f"environment for method {self.name}", env_id, known)
+        return load_recipe(path, **overrides)
+
+    def train(
+        self,
+        env_id: str,
+        *,
+        out: Path,
+        progress: Callable[[int, int, float], None] | None = None,
+        **overrides: Any,
+    ) -> Path:
+        """Train and write ``out/checkpoint``; resumes what an earlier call left in ``out``.
+
+        Args:
+            env_id: Environment.
+            out: Folder of the run.
+            progress: Called with ``(step, steps, loss)``.
+            **overrides: Recipe fields to replace.
+
+        Returns:
+            Folder of the checkpoint: weights, tokenizer, card.
+        """
+        import torch
+
+        from agentbench_prefix.training.sft import run_sft
+
+        recipe = self.recipe(env_id, **overrides)
+        checkpoint = out / "checkpoint"
+        if (checkpoint / "model.safetensors").is_file():
+            card = CheckpointCard.load(checkpoint)
+            if card is not None and card.training.recipe == recipe.model_dump(mode="json"):
+                return checkpoint
+            raise ConfigurationError(
+                f"{checkpoint} was trained with another recipe; choose another --out, or remove it"
+            )
+        env = registry.make(env_id)
+        out.mkdir(parents=True, exist_ok=True)
+        write_json_atomic(out / "recipe.json", recipe.model_dump(mode="json"))
+        torch.manual_seed(recipe.seed)
+        model, tokenizer, origin = _start(recipe, env)
+        serializer = ChatSerializer(tokenizer)
+
+        def report(step: int, loss: float) -> None:
+            if progress is not None:
+                progress(step, recipe.steps, loss)
+
+        summary = run_sft(recipe, model, serializer, env, out, progress=report)
+        beside = out / "checkpoint.partial"
+        shutil.rmtree(beside, ignore_errors=True)
+        model.save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
+        drawn = _draws(recipe, env, summary["pool_steps"])
+        CheckpointCard(
+            method=self.name,
+            env_id=env_id,
+            data_hash=env.data_hash,
+            dialogue=env.dialogues()[recipe.dialogue].label,
+            max_tokens=env.dialogues()[recipe.dialogue].max_tokens,
+            tokenizer_fingerprint=serializer.fingerprint(),
+            model_sha256=sha256_file(beside / "model.safetensors"),
+            model=ModelDescription(
+                architecture=type(model).__name__,
+                parameters=sum(p.numel() for p in model.parameters()),
+            ),
+            training=TrainingDescription(
+                recipe=recipe.model_dump(mode="json"),
+                seed=recipe.seed,
+                data={
+                    "init": origin,
+                    "demonstrations": summary["demonstrations"],
+                    "distinct_draws": len(drawn),
+                    "final_loss": round(summary["final_loss"], 4),
+                },
+                steps=summary["steps"],
+                tokens=summary["tokens"],
+                minutes=round(summary["minutes"], 1),
+                code_version=code_version(),
+                command=f"python -m agentbench_prefix.train --method {self.name} --env {env_id}",
+            ),
+            contamination=contamination(env, drawn),
+            licence="Apache-2.0",
+        ).save(beside)
+        beside.rename(checkpoint)
+        return checkpoint
+
+
+def _start(recipe: SFTRecipe, env: TextEnv) -> tuple[Any, Any, dict[str, Any]]:
+    """Model, tokenizer and a description of where they come from."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    from agentbench_prefix.training.data import draw, play_draw
+    from agentbench_prefix.training.tokenizer import build_word_tokenizer
+
+    if recipe.init == "scratch":
+        stage = recipe.stages[-1]
+        texts = (
+            message.content
+            for index in range(TOKENIZER_SAMPLE)
+            for message in play_draw(env, recipe, draw(env, recipe, stage, index)).messages
+        )
+        tokenizer = build_word_tokenizer(texts, recipe.vocabulary_size)
+        config = Qwen3Config(
+            vocab_size=recipe.vocabulary_size,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+            **recipe.model,
+        )
+        return Qwen3ForCausalLM(config), tokenizer, {"from": "scratch"}
+    folder: Path | None = Path(recipe.init)
+    if recipe.init in registry.methods():
+        folder = registry.method(recipe.init).checkpoint(recipe.env_id)
+        if folder is None:
+            raise CheckpointError(
+                f"method {recipe.init!r} ships no checkpoint for {recipe.env_id}: train it with "
+                f"python -m agentbench_prefix.train --method {recipe.init} --env {recipe.env_id} "
+                "and pass its folder with --init"
+            )
+    if folder is None or not (folder / "model.safetensors").is_file():
+        raise CheckpointError(
+            f"{recipe.init!r} is no folder with model.safetensors, and no registered method; give "
+            "--init a checkpoint folder"
+        )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", use_safetensors=True)
+    origin = {"from": recipe.init, "model_sha256": sha256_file(folder / "model.safetensors")}
+    return model, AutoTokenizer.from_pretrained(folder), origin
+
+
+def _draws(
+    recipe: SFTRecipe, env: TextEnv, pool_steps: list[int]
+) -> list[tuple[str, dict[str, Any]]]:
+    """Every distinct (task, options) of the pools a run consumed."""
+    from agentbench_prefix.training.data import POOL, draw, stage_at
+
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for pool, step in enumerate(pool_steps):
+        stage = stage_at(recipe, step)
+        for index in range(pool * POOL, (pool + 1) * POOL):
+            drawn = draw(env, recipe, stage, index)
+            found[canonical_json([drawn.task_id, drawn.options])] = (drawn.task_id, drawn.options)
+    return list(found.values())
+
+
+def contamination(
+    env: TextEnv, drawn: list[tuple[str, dict[str, Any]]], split: str = "test"
+) -> dict[str, Any]:
+    """How much of what the test tasks need was part of the training data.
+
+    Args:
+        env: The unwrapped environment; it must implement ``solution_facts``.
+        drawn: ``(task_id, options)`` of the training data.
+        split: Split to examine.
+
+    Returns:
+        By family and for ``"all"``: ``tasks``; ``task_drawn`` (the very task was trained on);
+        ``goal_known`` and ``goal_known_as_goal`` (a fact that solves the goal occurs in the
+        training tasks, at all or as a goal); ``subgoal_facts`` and ``subgoal_facts_known``.
+    """
+    goals: set[str] = set()
+    known: set[str] = set()
+    for task_id, options in drawn:
+        facts = env.solution_facts(task_id, options)
+        goals |= facts["goal"]
+        known |= facts["goal"] | facts["subgoals"]
+    trained = {task_id for task_id, _ in drawn}
+    table: dict[str, dict[str, int]] = {}
+    for task_id in env.tasks(split):
+        facts = env.solution_facts(task_id)
+        counts = {
+            "tasks": 1,
+            "task_drawn": int(task_id in trained),
+            "goal_known": int(bool(facts["goal"] & known)),
+            "goal_known_as_goal": int(bool(facts["goal"] & goals)),
+            "subgoal_facts": len(facts["subgoals"]),
+            "subgoal_facts_known": len(facts["subgoals"] & known),
+        }
+        for row in (env.family(task_id), "all"):
+            sums = table.setdefault(row, dict.fromkeys(counts, 0))
+            for name, count in counts.items():
+                sums[name] += count
+    return {"split": split, "rows": json.loads(json.dumps(table))}

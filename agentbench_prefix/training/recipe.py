@@ -1,0 +1,102 @@
+"""Recipes of supervised training: everything that decides a run, as one validated value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentbench_prefix.errors import ConfigurationError
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Stage(_Strict):
+    """Part of the training data, up to a share of the steps.
+
+    Attributes:
+        until: Share of the steps at which this stage ends; the last stage has 1.
+        split: Split the tasks come from, or ``"generated"`` for generated worlds.
+        parameters: Arguments of ``generate_tasks``.
+        family_weights: How often each family is drawn; left out: as often as it occurs.
+        vary: Reset options that take a fresh integer now and then, with the probability of that.
+        detours: Probability per turn that the teacher takes a detour.
+        detour_share: Share of the demonstrations that take detours at all.
+    """
+
+    until: float = Field(gt=0, le=1)
+    split: str = "train"
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    family_weights: dict[str, float] | None = None
+    vary: dict[str, float] = Field(default_factory=dict)
+    detours: float = Field(default=0.0, ge=0, lt=1)
+    detour_share: float = Field(default=1.0, ge=0, le=1)
+
+
+class SFTRecipe(_Strict):
+    """A supervised run.
+
+    Attributes:
+        env_id: Environment.
+        dialogue: Name of the dialogue.
+        init: ``"scratch"``, a method's name (its shipped checkpoint), a folder or a Hub id.
+        model: Configuration of a new model (``init: scratch``), arguments of ``Qwen3Config``.
+        vocabulary_size: Size of a new tokenizer.
+        seed: Seed of data and weights.
+        steps: Optimizer steps.
+        tokens_per_step: Padded tokens a batch holds at most.
+        max_length: Longest conversation in tokens; longer ones are left out.
+        muon_lr: Learning rate of the matrices inside the model.
+        adamw_lr: Learning rate of embeddings and norms.
+        weight_decay: Of both.
+        warmup: Share of the steps over which the rate rises.
+        decay: Share of the steps, at the end, over which the rate falls to zero.
+        observation_weight: Loss weight of observation tokens after the opening; SFT proper has 0.
+        learn_mistakes: Learn turns that are marked as mistakes too.
+        stages: The data.
+    """
+
+    env_id: str
+    dialogue: str = "compact"
+    init: str = "scratch"
+    model: dict[str, Any] = Field(default_factory=dict)
+    vocabulary_size: int = 1216
+    seed: int = 0
+    steps: int = Field(gt=0)
+    tokens_per_step: int = Field(default=2048, gt=0)
+    max_length: int = Field(default=1024, gt=0)
+    muon_lr: float = 4e-3
+    adamw_lr: float = 4e-3
+    weight_decay: float = 0.0
+    warmup: float = 0.02
+    decay: float = 0.4
+    observation_weight: float = Field(default=0.0, ge=0)
+    learn_mistakes: bool = False
+    stages: tuple[Stage, ...] = Field(min_length=1)
+
+
+def load_recipe(path: Path, **overrides: Any) -> SFTRecipe:
+    """Read a recipe from YAML.
+
+    Args:
+        path: The file.
+        **overrides: Fields to replace; ``None`` leaves a field as it is.
+
+    Raises:
+        ConfigurationError: The file is missing or a field is wrong; the message names the field.
+    """
+    import yaml
+
+    try:
+        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"cannot read the recipe {path}: {error}") from error
+    try:
+        return SFTRecipe.model_validate(
+            {**fields, **{k: v for k, v in overrides.items() if v is not None}}
+        )
+    except (ValidationError, TypeError) as error:
+        raise ConfigurationError(f"the recipe {path} is not valid: {error}") from error
