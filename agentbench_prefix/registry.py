@@ -60,7 +60,7 @@ def environment_class(env_id: str) -> type[TextEnv]:
 def make(env_id: str, **arguments: Any) -> TextEnv:
     """``gym.make(env_id, ...).unwrapped``, typed, with the known ids named on a bad id."""
     environment_class(env_id)
-    return cast(TextEnv, gym.make(env_id, **arguments).unwrapped)
+    return cast("TextEnv", gym.make(env_id, **arguments).unwrapped)
 
 
 def register_environments() -> None:
@@ -71,10 +71,15 @@ def register_environments() -> None:
             gym.register(id=name, entry_point=point.value, max_episode_steps=None)
 
 
+def method_names() -> tuple[str, ...]:
+    """Names of every registered method, without importing any."""
+    return tuple(_entry_points(METHODS_GROUP))
+
+
 def methods() -> Mapping[str, Method]:
     """Every registered method by name."""
     return {
-        name: cast(Method, point.load()) for name, point in _entry_points(METHODS_GROUP).items()
+        name: cast("Method", point.load()) for name, point in _entry_points(METHODS_GROUP).items()
     }
 
 
@@ -87,4 +92,4 @@ def method(name: str) -> Method:
     points = _entry_points(METHODS_GROUP)
     if name not in points:
         raise UnknownNameError("method", name, points)
-    return cast(Method, points[name].load())
+    return cast("Method", points[name].load())

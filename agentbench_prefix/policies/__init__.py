@@ -1,1 +1,1 @@
-"""TODO."""
+"""Policies: one protocol (``base``) and a module per back end, imported only when asked for."""
