@@ -53,7 +53,9 @@ _BRACKETED = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
 
 def _strip_thinking(reply: str) -> tuple[str, tuple[str, ...], bool]:
     """Remove closed thinking blocks; also say whether one was left open."""
-    text = _THINKING.sub("", reply)
+    # Nothing can match behind the last closing mark; looking there would take quadratic time.
+    before, mark, rest = reply.rpartition("</think>")
+    text = _THINKING.sub("", before + mark) + rest
     # A generation prompt may already have opened the block: only the closing tag is in the reply.
     if "<think>" not in text and "</think>" in text:
         text = text.rsplit("</think>", 1)[1]
@@ -71,7 +73,8 @@ def parse_bracketed(reply: str) -> ParsedReply:
     text, notes, unclosed = _strip_thinking(reply)
     if unclosed:
         return ParsedReply(None, "unclosed_thinking", notes)
-    found = list(_BRACKETED.finditer(text))
+    before, mark, _ = text.rpartition("]]")
+    found = list(_BRACKETED.finditer(before + mark))
     if any("[[" in match.group(1) for match in found):
         return ParsedReply(None, "nested_brackets", notes)
     if not found:
