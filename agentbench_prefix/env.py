@@ -13,7 +13,7 @@ import dataclasses
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
 import gymnasium as gym
 import numpy as np
@@ -154,7 +154,7 @@ class TextEnv(gym.Env[str, str]):
         render_mode: ``"ansi"`` or ``None``.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
     env_id: ClassVar[str]
     """Registered id with version; results, corpora and checkpoints carry it."""
     default_max_turns: ClassVar[int]
@@ -389,7 +389,7 @@ class TextEnv(gym.Env[str, str]):
         self._check_running()
         return self._finish_turn(Outcome(observation, valid=False))
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """Return the last observation (``render_mode="ansi"``), else ``None``."""
         return self._last_observation if self.render_mode == "ansi" else None
 
@@ -469,7 +469,7 @@ class TextEnv(gym.Env[str, str]):
             "data_hash": snapshot.data_hash,
             **{k: v for k, v in snapshot.arguments.items() if k != "max_turns"},
         }
-        for name in sorted(set(mine) | set(theirs)):
+        for name in mine | theirs:
             if mine.get(name) != theirs.get(name):
                 raise SnapshotError(
                     f"snapshot has {name}={theirs.get(name)!r}, this environment has "
@@ -522,13 +522,13 @@ class TextEnv(gym.Env[str, str]):
 
 
 def _rng_to_json(rng: np.random.Generator) -> JSON:
-    state: JSON = copy.deepcopy(rng.bit_generator.state)
-    return state
+    state: Any = copy.deepcopy(rng.bit_generator.state)
+    return cast("JSON", state)
 
 
 def _rng_from_json(state: Any) -> np.random.Generator:
     if not isinstance(state, dict) or state.get("bit_generator") != "PCG64":
         raise SnapshotError("snapshot.rng is not the state of a PCG64 generator")
     bits = np.random.PCG64()
-    bits.state = state
+    bits.state = cast("Any", state)
     return np.random.Generator(bits)

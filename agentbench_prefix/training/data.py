@@ -10,7 +10,7 @@ import torch
 
 from agentbench_prefix.env import JSON, TextEnv
 from agentbench_prefix.serialization import ChatSerializer
-from agentbench_prefix.training.demonstrations import Demonstration, demonstrate
+from agentbench_prefix.training.demonstrations import Demonstration, demonstrate, recite
 from agentbench_prefix.training.recipe import SFTRecipe, Stage
 
 POOL = 256
@@ -46,12 +46,14 @@ class Draw:
         options: Reset options.
         seed: Seed of the teacher.
         detours: Probability of a detour per turn.
+        recite: Lines to recite instead of playing, 0 to play.
     """
 
     task_id: str
     options: dict[str, JSON]
     seed: int
     detours: float
+    recite: int
 
 
 def draw(env: TextEnv, recipe: SFTRecipe, stage: Stage, index: int) -> Draw:
@@ -70,15 +72,19 @@ def draw(env: TextEnv, recipe: SFTRecipe, stage: Stage, index: int) -> Draw:
         if rng.random() < probability:
             options[name] = recipe.seed * 10**6 + index // POOL
     detours = stage.detours if rng.random() < stage.detour_share else 0.0
-    return Draw(task_id, options, recipe.seed * 10**9 + index, detours)
+    return Draw(task_id, options, recipe.seed * 10**9 + index, detours, stage.recite)
 
 
 def play_draw(env: TextEnv, recipe: SFTRecipe, drawn: Draw) -> Demonstration:
-    """Let the teacher play a draw."""
+    """Let the teacher play a draw, or recite from it."""
+    dialogue = env.dialogues()[recipe.dialogue]
+    if drawn.recite:
+        rng = np.random.Generator(np.random.Philox(key=[drawn.seed, 1]))
+        return recite(env, drawn.task_id, dialogue, rng, drawn.recite, drawn.options)
     return demonstrate(
         env,
         drawn.task_id,
-        env.dialogues()[recipe.dialogue],
+        dialogue,
         options=drawn.options,
         seed=drawn.seed,
         detours=drawn.detours,

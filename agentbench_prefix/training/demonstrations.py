@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import numpy as np
+
 from agentbench_prefix.dialogue import Dialogue, Message
 from agentbench_prefix.env import JSON, TextEnv
 
@@ -58,3 +60,44 @@ def demonstrate(
         if terminated or truncated:
             return Demonstration(task_id, messages, trainable, bool(info["success"]))
         messages.append(Message("user", observation))
+
+
+def recite(
+    env: TextEnv,
+    task_id: str,
+    dialogue: Dialogue,
+    rng: np.random.Generator,
+    lines: int,
+    options: Mapping[str, JSON] | None = None,
+) -> Demonstration:
+    """A drill instead of play: give lines of the first observation back from a few of their words.
+
+    Args:
+        env: The unwrapped environment; it is reset.
+        task_id: Task whose first observation is used.
+        dialogue: Form of the conversation; replies are bare lines.
+        rng: Picks lines and words.
+        lines: How many lines are asked for.
+        options: Further reset options.
+    """
+    observation, _ = env.reset(options={**(options or {}), "task_id": task_id})
+    known = [line for line in observation.split("\n") if len(line.split()) > 1]
+    cues: list[str] = []
+    asked: list[str] = []
+    for _ in range(lines):
+        line = known[int(rng.integers(len(known)))]
+        words = line.split(" ")
+        begin = int(rng.integers(len(words) - 1))
+        end = int(rng.integers(begin + 2, min(len(words), begin + 4) + 1))
+        cue = " ".join(words[begin:end])
+        if sum(cue in other for other in known) == 1:
+            cues.append(cue)
+            asked.append(line)
+    if not asked:
+        return Demonstration(task_id, dialogue.opening(observation), [], False)
+    messages = dialogue.opening(f"{observation}\n\n{cues[0]}")
+    for line, cue in zip(asked, [*cues[1:], None], strict=True):
+        messages.append(Message("assistant", line))
+        if cue is not None:
+            messages.append(Message("user", cue))
+    return Demonstration(task_id, messages, [True] * len(asked), True)

@@ -27,7 +27,8 @@ def orthogonalize(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    result: torch.Tensor = x.mT if tall else x
+    return result
 
 
 class Muon(torch.optim.Optimizer):
@@ -71,6 +72,7 @@ class Muon(torch.optim.Optimizer):
             for shape, params in by_shape.items():
                 updates = []
                 for p in params:
+                    assert p.grad is not None
                     buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
                     buffer.lerp_(p.grad, 1 - group["momentum"])
                     updates.append(p.grad.lerp(buffer, group["momentum"]))
@@ -84,7 +86,8 @@ def split_parameters(
     model: torch.nn.Module,
 ) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
     """Matrices inside the model for Muon; embeddings, norms and biases for AdamW."""
-    matrices, rest = [], []
+    matrices: list[torch.nn.Parameter] = []
+    rest: list[torch.nn.Parameter] = []
     for name, p in model.named_parameters():
         inside = p.ndim == 2 and "embed" not in name and "lm_head" not in name
         (matrices if inside else rest).append(p)

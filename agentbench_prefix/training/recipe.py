@@ -25,6 +25,9 @@ class Stage(_Strict):
         vary: Reset options that take a fresh integer now and then, with the probability of that.
         detours: Probability per turn that the teacher takes a detour.
         detour_share: Share of the demonstrations that take detours at all.
+        recite: If positive, no play: the player is shown a first observation and must give this
+            many of its lines back, each from a few of its words. Teaches a new model to look up
+            and copy, which everything else rests on.
     """
 
     until: float = Field(gt=0, le=1)
@@ -34,6 +37,7 @@ class Stage(_Strict):
     vary: dict[str, float] = Field(default_factory=dict)
     detours: float = Field(default=0.0, ge=0, lt=1)
     detour_share: float = Field(default=1.0, ge=0, le=1)
+    recite: int = Field(default=0, ge=0)
 
 
 class SFTRecipe(_Strict):

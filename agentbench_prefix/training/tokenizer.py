@@ -50,7 +50,7 @@ def build_word_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Any:
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL_TOKENS])
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         pad_token="<|pad|>",  # noqa: S106
         eos_token="<|end|>",  # noqa: S106

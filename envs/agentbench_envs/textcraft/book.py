@@ -19,12 +19,12 @@ class Ingredient(NamedTuple):
 
     Attributes:
         name: Item or tag, with underscores and without namespace, e.g. ``"oak_planks"``.
-        count: How many of it one batch takes.
+        amount: How many of it one batch takes.
         is_tag: Whether any item that carries the tag will do.
     """
 
     name: str
-    count: int
+    amount: int
     is_tag: bool
 
 
@@ -33,21 +33,21 @@ class Recipe(NamedTuple):
 
     Attributes:
         output: Item crafted.
-        count: How many one batch makes.
+        amount: How many one batch makes.
         tag: Tag of the output (the recipe's group), or ``None``.
         inputs: Ingredients of one batch.
     """
 
     output: str
-    count: int
+    amount: int
     tag: str | None
     inputs: tuple[Ingredient, ...]
 
     @property
     def line(self) -> str:
         """The recipe as the prompt prints it."""
-        inputs = ", ".join(f"{i.count} {spoken(i.name)}" for i in self.inputs)
-        return f"craft {self.count} {spoken(self.output)} using {inputs}"
+        inputs = ", ".join(f"{i.amount} {spoken(i.name)}" for i in self.inputs)
+        return f"craft {self.amount} {spoken(self.output)} using {inputs}"
 
 
 def spoken(name: str) -> str:
@@ -142,7 +142,7 @@ class RecipeBook:
                     ),
                     None,
                 )
-                if found is None or found[1] != wanted.count:
+                if found is None or found[1] != wanted.amount:
                     break
                 left.remove(found)
             else:
@@ -189,9 +189,9 @@ class RecipeBook:
             (
                 Recipe(
                     rename(r.output),
-                    r.count,
+                    r.amount,
                     None if r.tag is None else rename(r.tag),
-                    tuple(Ingredient(rename(i.name), i.count, i.is_tag) for i in r.inputs),
+                    tuple(Ingredient(rename(i.name), i.amount, i.is_tag) for i in r.inputs),
                 )
                 for r in self.recipes
             ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentbench_prefix.dialogue import Dialogue, parse_bare, parse_bracketed, render_bare
 
 EXAMPLE_RECIPES = (
-    "craft 6 powered rail using 6 gold ingot, 1 stick, 1 redstone",
+    "craft 6 powered rail using 1 redstone, 1 stick, 6 gold ingot",
     "craft 1 gold ingot using 9 gold nugget",
     "craft 1 stick using 2 bamboo",
 )

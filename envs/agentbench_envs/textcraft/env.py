@@ -235,19 +235,19 @@ class TextCraftEnv(TextEnv):
                 "Could not find a valid recipe for ItemTagWithCount("
                 f"item_tag=ItemTag(tag={tag!r}, item_id={item_id!r}), count={count})"
             )
-        if self.strict and (counted is None or count != recipe.count):
+        if self.strict and (counted is None or count != recipe.amount):
             raise _Refused(
-                f"Strict: one batch makes {recipe.count} {spoken(output)}; "
-                f"write craft {recipe.count} {spoken(output)} using ..."
+                f"Strict: one batch makes {recipe.amount} {spoken(output)}; "
+                f"write craft {recipe.amount} {spoken(output)} using ..."
             )
         for item, n in given:
             self.inventory[item] -= n
             if self.inventory[item] == 0:
                 del self.inventory[item]
-        self.inventory[output] = self.inventory.get(output, 0) + recipe.count
+        self.inventory[output] = self.inventory.get(output, 0) + recipe.amount
         won = output == self.goal
         return Outcome(
-            f"Crafted {recipe.count} minecraft:{output}",
+            f"Crafted {recipe.amount} minecraft:{output}",
             reward=1.0 if won else 0.0,
             terminated=won,
             success=won,
@@ -269,7 +269,7 @@ class TextCraftEnv(TextEnv):
         """``goal``/``commands``, ``inventory``, ``got`` or ``crafted``; empty for a refusal."""
         if observation.startswith("Crafting commands:\n"):
             commands, _, goal = observation.partition("\n\nGoal: craft ")
-            lines: list[JSON] = sorted(commands.split("\n")[1:])
+            lines: list[JSON] = [*sorted(commands.split("\n")[1:])]
             return {"goal": goal.removesuffix("."), "commands": lines}
         if observation.startswith("Inventory: "):
             pairs = _INVENTORY_FIELD.findall(observation)
@@ -301,7 +301,7 @@ class TextCraftEnv(TextEnv):
     def candidate_actions(self) -> Sequence[str]:
         """``inventory``, every listed command, and ``get`` of every listed ingredient."""
         listed = self.listed_recipes()
-        gets = {Get(i.name, i.count).text: None for r in listed for i in r.inputs}
+        gets = {Get(i.name, i.amount).text: None for r in listed for i in r.inputs}
         return ["inventory", *self.commands, *gets]
 
     def solution_facts(

@@ -43,7 +43,7 @@ class Craft:
     def text(self) -> str:
         """The action as the environment reads it."""
         inputs = ", ".join(f"{count} {spoken(item)}" for item, count in self.given)
-        return f"craft {self.recipe.count} {spoken(self.recipe.output)} using {inputs}"
+        return f"craft {self.recipe.amount} {spoken(self.recipe.output)} using {inputs}"
 
 
 Step = Get | Craft
@@ -107,7 +107,7 @@ class _Build:
         if missing > 0:
             if item in self.book.by_output:
                 recipe = self.recipe(item)
-                for _ in range(-(-missing // recipe.count)):
+                for _ in range(-(-missing // recipe.amount)):
                     self.craft(recipe)
             else:
                 if item not in self.fetched:
@@ -119,10 +119,10 @@ class _Build:
     def craft(self, recipe: Recipe) -> None:
         """Secure one batch's inputs and craft it."""
         for ingredient in self.order(recipe.inputs):
-            self.secure(self.member(ingredient), ingredient.count)
-        given = tuple((self.member(i), i.count) for i in recipe.inputs)
+            self.secure(self.member(ingredient), ingredient.amount)
+        given = tuple((self.member(i), i.amount) for i in recipe.inputs)
         self._count(Craft(recipe, given))
-        self.stock[recipe.output] = self.stock.get(recipe.output, 0) + recipe.count
+        self.stock[recipe.output] = self.stock.get(recipe.output, 0) + recipe.amount
 
     def _count(self, step: Step) -> None:
         self.steps.append(step)
@@ -185,23 +185,20 @@ def _options(book: RecipeBook, name: str, build: _Build) -> list[int | str]:
     """Options for an undecided name, the most promising first."""
     if not name.startswith("#"):
         recipes = book.by_output[name]
-        return sorted(
-            range(len(recipes)),
-            key=lambda k: (
-                max(book.depth(i.name) for i in recipes[k].inputs),
-                len(recipes[k].inputs),
-            ),
-        )
+        return [
+            index
+            for _, index in sorted(
+                ((max(book.depth(i.name) for i in recipe.inputs), len(recipe.inputs)), index)
+                for index, recipe in enumerate(recipes)
+            )
+        ]
     tag = name[1:]
-    members = sorted(
-        {recipe.output for recipe in book.by_tag[tag] if book.tag_of.get(recipe.output) == tag}
-    )
+    members = {r.output for r in book.by_tag[tag] if book.tag_of.get(r.output) == tag}
     in_use = {step.recipe.output for step in build.steps if isinstance(step, Craft)}
-    return sorted(
-        members,
-        key=lambda item: (
-            build.stock.get(item, 0) == 0,
-            item not in in_use,
-            book.depth(item),
-        ),
-    )
+    return [
+        item
+        for *_, item in sorted(
+            (build.stock.get(item, 0) == 0, item not in in_use, book.depth(item), item)
+            for item in members
+        )
+    ]

@@ -71,7 +71,7 @@ class PlannerTeacher:
             if self.expected[item] == 0:
                 del self.expected[item]
         output = step.recipe.output
-        self.expected[output] = self.expected.get(output, 0) + step.recipe.count
+        self.expected[output] = self.expected.get(output, 0) + step.recipe.amount
 
     def _thought(self, step: Step) -> str:
         goal = spoken(self.env.goal)
