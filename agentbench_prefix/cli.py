@@ -12,7 +12,7 @@ from rich.text import Text
 
 from agentbench_prefix import registry
 from agentbench_prefix.errors import AgentBenchError
-from agentbench_prefix.eval import eval_command, run
+from agentbench_prefix.eval import eval_command, run, shipped_checkpoints
 from agentbench_prefix.evaluation.compare import compare as compare_runs
 from agentbench_prefix.evaluation.runner import find_dialogue
 from agentbench_prefix.evaluation.tables import make_console, print_comparison
@@ -24,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
+    rich_markup_mode=None,
     help="Benchmark suite for small language models that act over many turns.",
 )
 app.command(name="eval")(eval_command)
@@ -57,10 +58,11 @@ def list_command() -> None:
             line(f"{name}  cannot be imported: {error}")
             continue
         line(f"{name}  {method.summary}")
-        for env_id in registry.environment_ids():
-            folder = method.checkpoint(env_id)
-            if folder is not None and folder.is_dir():
-                line(f"checkpoint for {env_id}: {folder}", 4)
+        shipped = shipped_checkpoints(name, registry.environment_ids())
+        for env_id, folder in shipped.items():
+            line(f"checkpoint for {env_id}: {folder}", 4)
+        if not shipped:
+            line("no checkpoint is shipped", 4)
 
     line("Corpora", 0, "bold")
     manifests = sorted((Path(__file__).parents[1] / "datasets").glob("*/manifest.json"))
@@ -75,7 +77,7 @@ def list_command() -> None:
 @app.command()
 def play(
     env: Annotated[str, typer.Argument(metavar="ENV", help="Environment id.")],
-    task: Annotated[str | None, typer.Option(help="Task id. [default: drawn from --split]")] = None,
+    task: Annotated[str | None, typer.Option(help="Task id. Default: drawn from --split.")] = None,
     split: Annotated[str, typer.Option(help="Split to draw a task from.")] = "train",
     seed: Annotated[int | None, typer.Option(help="Seed of the draw and of the game.")] = None,
     dialogue: Annotated[

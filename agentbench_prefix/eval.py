@@ -31,7 +31,7 @@ from agentbench_prefix.policies.scripted import OraclePolicy, RandomPolicy
 SCRIPTED: dict[str, Callable[[], Policy]] = {"oracle": OraclePolicy, "random": RandomPolicy}
 """Methods that need no checkpoint."""
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 class Backend(StrEnum):
@@ -79,14 +79,16 @@ def resolve(method: str, env_id: str | None, model: str | None) -> Source:
             raise CheckpointError(f"there is no checkpoint folder {model}: give another --model")
         card = CheckpointCard.load(folder) if folder.is_dir() else None
         return Source(model, card, env_id or (card.env_id if card else _only_environment()))
-    found = _shipped(method, [env_id] if env_id else registry.environment_ids())
+    found = shipped_checkpoints(method, [env_id] if env_id else registry.environment_ids())
     if len(found) > 1:
         raise ConfigurationError(
             f"method {method!r} ships checkpoints for {', '.join(found)}: choose one with --env"
         )
     if not found:
         where = f" for {env_id}" if env_id else ""
-        others = ", ".join(_shipped(method, registry.environment_ids())) or "no environment"
+        others = (
+            ", ".join(shipped_checkpoints(method, registry.environment_ids())) or "no environment"
+        )
         raise CheckpointError(
             f"method {method!r} ships no checkpoint{where} (it ships them for {others}): give "
             f"--model PATH|HUB_ID, or train one with python -m agentbench_prefix.train --method "
@@ -96,7 +98,8 @@ def resolve(method: str, env_id: str | None, model: str | None) -> Source:
     return Source(str(folder), CheckpointCard.load(folder), env_id)
 
 
-def _shipped(method: str, env_ids: Sequence[str]) -> dict[str, Path]:
+def shipped_checkpoints(method: str, env_ids: Sequence[str]) -> dict[str, Path]:
+    """Folders of the checkpoints that a method ships, by environment."""
     shipped = {env_id: registry.method(method).checkpoint(env_id) for env_id in env_ids}
     return {env_id: folder for env_id, folder in shipped.items() if folder and folder.is_dir()}
 
@@ -120,7 +123,7 @@ def eval_command(
         ),
     ],
     env: Annotated[
-        str | None, typer.Option(help="Environment id. [default: from the checkpoint's card]")
+        str | None, typer.Option(help="Environment id. Default: the checkpoint's card names it.")
     ] = None,
     split: Annotated[str, typer.Option(help="Split of tasks.")] = "test",
     samples: Annotated[int, typer.Option(min=1, help="Episodes a task (the k of Avg@k).")] = 8,
@@ -130,17 +133,19 @@ def eval_command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
     max_turns: Annotated[
-        int | None, typer.Option(min=1, help="Turn limit. [default: the environment's]")
+        int | None, typer.Option(min=1, help="Turn limit. Default: the environment's.")
     ] = None,
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus kept when sampling, in (0, 1].")] = 1.0,
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Bound on one reply, in tokens. [default: card's or dialogue's]"),
+        typer.Option(
+            min=1, help="Bound on one reply, in tokens. Default: the card's or the dialogue's."
+        ),
     ] = None,
     dialogue: Annotated[
         str | None,
-        typer.Option(help="How the environment is put to the model. [default: card's or first]"),
+        typer.Option(help="Name of the dialogue. Default: the card's or the environment's first."),
     ] = None,
     model: Annotated[
         str | None,
@@ -157,7 +162,7 @@ def eval_command(
     batch_size: Annotated[int, typer.Option(min=1, help="Episodes played together.")] = 64,
     out: Annotated[
         Path | None,
-        typer.Option(help="Run folder. [default: runs/eval/..., named by the configuration]"),
+        typer.Option(help="Run folder. Default: runs/eval/..., named after the configuration."),
     ] = None,
     max_consecutive_errors: Annotated[
         int, typer.Option(min=1, help="Stop after so many errored episodes in a row.")
@@ -287,14 +292,19 @@ def _bar(console: Console, *, shown: bool) -> Iterator[Callable[[int, int, int],
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("", total=None, rate="")
+    bar = Progress(*columns, console=console)
+    task = bar.add_task("", total=None, rate="")
 
-        def show(done: int, solved: int, total: int) -> None:
-            rate = f"solved {solved}/{done} ({solved / done:.1%})" if done else ""
-            bar.update(task, completed=done, total=total, rate=rate)
+    def show(done: int, solved: int, total: int) -> None:
+        bar.start()  # only now: a run that is refused shows no bar
+        rate = f"solved {solved}/{done} ({solved / done:.1%})" if done else ""
+        bar.update(task, completed=done, total=total, rate=rate)
 
+    try:
         yield show
+    finally:
+        if bar.live.is_started:
+            bar.stop()
 
 
 def run(program: typer.Typer, argv: Sequence[str] | None = None, name: str | None = None) -> None:

@@ -33,8 +33,8 @@ def print_metrics(console: Console, metrics: Metrics, first_error: str | None = 
         f"{metrics.method} on {metrics.env}, split {metrics.split}: {metrics.n_tasks} tasks x "
         f"{metrics.samples} samples = {metrics.n_episodes} episodes"
     )
-    for name in ("family", "tasks", "solved", f"Avg@{k} %", "tasks solved", f"Pass@{k} %"):
-        table.add_column(name, justify="left" if name == "family" else "right", no_wrap=True)
+    for name in ("tasks", "solved", f"Avg@{k} %", "tasks solved", f"Pass@{k} %"):
+        table.add_column(name, justify="right", no_wrap=True)
     for family, rates in metrics.families.items():
         table.add_row(family, *_cells(rates, k))
     table.add_section()
@@ -59,10 +59,9 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         f"A = {a.method}, B = {b.method} on {a.env}, split {a.split}: {a.n_tasks} tasks x "
         f"{a.samples} samples, paired by task"
     )
-    table.add_column("family", no_wrap=True)
-    table.add_column("tasks", justify="right", no_wrap=True)
+    table.add_column("n", justify="right", no_wrap=True)
     for name in (f"Avg@{a.samples}", f"Pass@{a.samples}"):
-        table.add_column(f"{name} % A > B", justify="right", no_wrap=True)
+        table.add_column(f"{name} % A, B", justify="right", no_wrap=True)
         table.add_column("B - A", justify="right", no_wrap=True)
     for family, average in comparison.average.items():
         if family == "all":
@@ -97,9 +96,11 @@ def _print_line(console: Console, line: str, style: str = "") -> None:
 
 
 def _table(title: str) -> Table:
-    return Table(
-        title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=True, padding=(0, 1)
+    table = Table(
+        title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
+    table.add_column("family", overflow="fold")
+    return table
 
 
 def _cells(rates: Rates, k: str) -> list[str]:
@@ -119,7 +120,7 @@ def _percent(estimate: Estimate, sign: str = "") -> str:
 
 
 def _difference(paired: PairedDifference) -> list[str]:
-    return [f"{100 * paired.a:.1f} > {100 * paired.b:.1f}", _percent(paired.difference, "+")]
+    return [f"{100 * paired.a:.1f}, {100 * paired.b:.1f}", _percent(paired.difference, "+")]
 
 
 def _legend(estimates: Iterable[Estimate]) -> str:
