@@ -56,8 +56,16 @@ class Source:
     env_id: str
 
 
-def resolve(method: str, env_id: str | None, model: str | None) -> Source:
+def resolve(
+    method: str, env_id: str | None, model: str | None, *, endpoint: bool = False
+) -> Source:
     """Find the checkpoint of a method and the environment it is to play.
+
+    Args:
+        method: Method, or the name of a scripted policy.
+        env_id: Environment, if it was named.
+        model: Checkpoint, if it was named: folder, Hub id, or name at an endpoint.
+        endpoint: Whether the model is behind an endpoint.
 
     Raises:
         UnknownNameError: Unknown method or environment.
@@ -73,6 +81,8 @@ def resolve(method: str, env_id: str | None, model: str | None) -> Source:
         if model is not None:
             raise ConfigurationError(f"--method {method} plays without a model: leave --model out")
         return Source(None, None, env_id or _only_environment())
+    if endpoint:
+        return Source(model, None, env_id or _only_environment())
     if model is not None:
         folder = Path(model)
         if not folder.exists() and (folder.is_absolute() or model.startswith(".")):
@@ -184,7 +194,7 @@ def eval_command(
     def warn(text: str) -> None:
         stderr.print(f"warning: {text}", style="yellow", markup=False)
 
-    source = resolve(method, env, None if base_url and method not in SCRIPTED else model)
+    source = resolve(method, env, model, endpoint=base_url is not None)
     card = source.card
     config = EvalConfig(
         method=method,

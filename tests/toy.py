@@ -81,10 +81,11 @@ def registered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     write_distribution(folder)
     monkeypatch.syspath_prepend(folder)
     importlib.invalidate_caches()
-    registry.environment_ids.cache_clear()
+    forget = registry.environment_ids.cache_clear
+    forget()
     registry.register_environments()
     try:
         yield
     finally:
         gym.registry.pop("Toy-v0", None)
-        registry.environment_ids.cache_clear()
+        forget()
