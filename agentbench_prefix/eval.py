@@ -192,7 +192,7 @@ def eval_command(
     stderr = make_console(stderr=True)
 
     def warn(text: str) -> None:
-        stderr.print(f"warning: {text}", style="yellow", markup=False)
+        stderr.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
 
     source = resolve(method, env, model, endpoint=base_url is not None)
     card = source.card

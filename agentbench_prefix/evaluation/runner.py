@@ -143,9 +143,11 @@ def choose_tasks(env: TextEnv, split: str, n: int | None) -> list[str]:
 
     Raises:
         UnknownNameError: No such split.
-        ConfigurationError: The split has fewer than ``n`` tasks.
+        ConfigurationError: The split has no task, or fewer than ``n``.
     """
     tasks = list(env.tasks(split))
+    if not tasks:
+        raise ConfigurationError(f"split {split!r} of {env.env_id} has no tasks: choose another")
     if n is None:
         return tasks
     if n > len(tasks):

@@ -183,6 +183,12 @@ def test_chosen_tasks_are_spread_over_families_in_the_splits_order():
     assert choose_tasks(env, "test", None) == list(tasks)
 
 
+def test_an_empty_split_is_refused(monkeypatch):
+    monkeypatch.setattr(toy.Toy, "tasks", lambda self, split: ())
+    with pytest.raises(ConfigurationError, match="split 'test' of Toy-v0 has no tasks"):
+        run()
+
+
 def test_too_many_tasks_and_unknown_names_are_refused():
     with pytest.raises(ConfigurationError, match="has 48 tasks, 49 were asked for"):
         choose_tasks(toy.Toy(), "test", 49)
