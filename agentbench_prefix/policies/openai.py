@@ -170,7 +170,7 @@ class OpenAIPolicy:
     def describe(self) -> Mapping[str, JSON]:
         """Endpoint, model and sampling settings; neither the key nor how requests are retried."""
         return {
-            "policy": "openai",
+            "backend": "openai",
             "url": self.url,
             "model": self.model,
             "temperature": self.temperature,
