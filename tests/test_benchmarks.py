@@ -1,0 +1,90 @@
+"""The benchmarks run, and memory stays flat."""
+
+from __future__ import annotations
+
+import gc
+import random
+import subprocess
+import sys
+import tracemalloc
+
+import pytest
+
+from agentbench_prefix import environment_ids, make
+
+
+def run(repository, *arguments):
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=repository, capture_output=True, text=True, check=False
+    )
+
+
+def test_textcraft_benchmark_measures_our_side_alone(repository):
+    done = run(repository, "benchmarks/textcraft.py", "--split", "test", "--passes", "1")
+    assert done.returncode == 0, done.stderr
+    for row in ("steps ", "resets ", "snapshots ", "restores "):
+        assert row in done.stdout
+    assert "AgentGym  " not in done.stdout
+
+
+def test_textcraft_benchmark_names_a_folder_that_is_none(repository, tmp_path):
+    done = run(repository, "benchmarks/textcraft.py", "--agentgym", str(tmp_path))
+    assert done.returncode != 0
+    assert "give AgentGym's agentenv-textcraft folder" in done.stderr
+
+
+@pytest.mark.parametrize("env_id", environment_ids())
+def test_memory_is_flat(env_id):
+    env = make(env_id)
+    env.max_turns = None
+    tasks = env.tasks("test")[:20]
+
+    def episodes():
+        rng = random.Random(0)
+        for number, task in enumerate(tasks * 3):
+            env.reset(seed=number, options={"task_id": task})
+            snapshot = env.snapshot()
+            candidates = env.candidate_actions()
+            for _ in range(20):
+                if env.ended:
+                    env.restore(snapshot)
+                env.step(rng.choice(candidates))
+
+    episodes()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        episodes()
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        episodes()
+        episodes()
+        gc.collect()
+        after = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    # One 100-byte string kept per step would be 240 kB.
+    assert after - before < 50_000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("env_id", environment_ids())
+def test_memory_is_flat_over_a_long_life(repository, env_id):
+    done = run(repository, "benchmarks/memory.py", "--env", env_id)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1000000" in done.stdout
+
+
+def test_a_leak_is_noticed(repository, tmp_path):
+    script = (
+        "import runpy, sys\n"
+        "from agentbench_envs.textcraft.env import TextCraftEnv\n"
+        "kept, act = [], TextCraftEnv._act\n"
+        "TextCraftEnv._act = lambda self, text: kept.append(' ' * 2000) or act(self, text)\n"
+        "sys.argv = ['memory.py', '--steps', '10000', '--resets', '100', '--allow', '8']\n"
+        "runpy.run_path('benchmarks/memory.py', run_name='__main__')\n"
+    )
+    done = run(repository, "-c", script)
+    assert done.returncode == 1
+    assert "TextCraft-v0 keeps memory" in done.stderr
