@@ -104,7 +104,7 @@ def parse_bare(reply: str) -> ParsedReply:
     return ParsedReply(action, None, (*notes, "trailing_text") if rest.strip() else notes)
 
 
-def render_bare(action: str, thought: str) -> str:
+def render_bare(action: str, thought: str) -> str:  # noqa: ARG001 - the form of Dialogue.render
     """Write a turn of the action-only form; the thought is dropped."""
     return action
 

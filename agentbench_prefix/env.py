@@ -29,7 +29,7 @@ from agentbench_prefix.spaces import UnicodeText
 if TYPE_CHECKING:
     from agentbench_prefix.dialogue import Dialogue
 
-JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,7 +286,11 @@ class TextEnv(gym.Env[str, str]):
         """Name why an unsolved episode failed, from its turns."""
         return "no_turn" if not turns else "turn_limit"
 
-    def out_of_reach(self, split: str, max_turns: int | None) -> tuple[str, ...]:
+    def out_of_reach(
+        self,
+        split: str,  # noqa: ARG002 - for those that override it
+        max_turns: int | None,  # noqa: ARG002
+    ) -> tuple[str, ...]:
         """Tasks of a split that no policy can solve within ``max_turns``."""
         return ()
 

@@ -4,9 +4,9 @@ A conversation is a linear token sequence: the opening (system prompt, first obs
 header), then alternately a reply as it was generated, end-of-turn token included, and the glue up
 to the next reply. What a model produced is never decoded and encoded again.
 
-Chat templates that rewrite earlier turns (Qwen3 drops the thinking of past turns) are not re-applied
-to the whole history: the history stays as it was generated. :attr:`ChatSerializer.history` says so,
-and results record it.
+Chat templates that rewrite earlier turns (Qwen3 drops the thinking of past turns) are not applied
+again to the whole history: the history stays as it was generated. :attr:`ChatSerializer.history`
+says so, and results record it.
 """
 
 from __future__ import annotations

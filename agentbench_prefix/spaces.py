@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import gymnasium as gym
@@ -54,7 +54,7 @@ class UnicodeText(gym.Space[str]):
         picks = self.np_random.integers(0, len(_SAMPLE_ALPHABET), size=length)
         return "".join(_SAMPLE_ALPHABET[i] for i in picks)
 
-    def to_jsonable(self, sample_n: Sequence[str]) -> list[Any]:
+    def to_jsonable(self, sample_n: Iterable[str]) -> list[Any]:
         """Strings are JSON already."""
         return list(sample_n)
 

@@ -24,12 +24,6 @@ settings.register_profile("explore", settings.get_profile("repeatable"), derando
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Without ``-m``, leave out what takes minutes or needs an environment of its own."""
-    if not config.option.markexpr:
-        config.option.markexpr = "not long and not vllm"
-
-
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """Root of the checkout."""
