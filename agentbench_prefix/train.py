@@ -1,96 +1,82 @@
-"""``python -m agentbench_prefix.train``: train a method on an environment."""
+"""Train a method: ``python -m agentbench_prefix.train --method METHOD --env ENV``."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agentbench_prefix import registry
-from agentbench_prefix.errors import AgentBenchError, MissingExtraError
+from agentbench_prefix.errors import MissingExtraError, UnknownNameError
+from agentbench_prefix.eval import run
+from agentbench_prefix.evaluation.tables import make_console, print_metrics
 
 TIERS = ("cpu",)
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-def train(
+
+@app.command(name="train")
+def train_command(
     method: Annotated[str, typer.Option(help="Registered method, e.g. sft.")],
-    env: Annotated[str, typer.Option(help="Environment id, e.g. TextCraft-v0.")],
+    env: Annotated[str, typer.Option(help="Environment id.")],
     tier: Annotated[str, typer.Option(help="Size of the run: cpu.")] = "cpu",
     init: Annotated[
-        str | None, typer.Option(help="Start from: a method's name or a checkpoint folder.")
+        str | None,
+        typer.Option(help="Start from this method's checkpoint, or this checkpoint folder."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of data and weights.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of data and weights.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run; the same command resumes it.")
+        Path | None, typer.Option(help="Run folder. Default: runs/train/ENV/METHOD-seedN.")
     ] = None,
-    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
+    evaluate: Annotated[
+        bool, typer.Option(help="Evaluate on the test split and write the results to the card.")
+    ] = True,
+    progress: Annotated[bool, typer.Option(help="Show a progress bar on stderr.")] = True,
 ) -> None:
-    """Train a method from its recipe and write a checkpoint with its card."""
-    try:
-        _train(method, env, tier, init, seed, steps, out, progress)
-    except AgentBenchError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        raise typer.Exit(2) from error
+    """Train a method by its recipe and write RUN/checkpoint: weights, tokenizer, card.
 
-
-def _train(
-    name: str,
-    env_id: str,
-    tier: str,
-    init: str | None,
-    seed: int | None,
-    steps: int | None,
-    out: Path | None,
-    show: bool,
-) -> None:
-    from agentbench_prefix.errors import UnknownNameError
-
+    The same command resumes a broken run.
+    """
     if tier not in TIERS:
         raise UnknownNameError("tier", tier, TIERS)
-    registry.environment_class(env_id)
+    registry.environment_class(env)
     try:
         import torch
+        import transformers
     except ImportError as error:
         raise MissingExtraError("training", "eval") from error
-    # One thread: the models of the CPU tier are too small to gain from more, and results repeat.
+    # One thread: the models of the CPU tier gain nothing from more, and results repeat.
     torch.set_num_threads(1)
-    method = registry.method(name)
-    out = out or Path("runs") / "train" / env_id / f"{name}-seed{seed or 0}"
-
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
+    transformers.logging.disable_progress_bar()
+    trained = registry.method(method)
+    folder = out or Path("runs") / "train" / env / f"{method}-seed{seed or 0}"
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("steps"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("loss {task.fields[loss]:.3f}"),
         TimeRemainingColumn(),
     )
-    from rich.console import Console
-
-    with Progress(*columns, console=Console(stderr=True), disable=not show) as bar:
-        task = bar.add_task(f"{name} on {env_id}", total=None, loss=float("nan"))
+    with Progress(*columns, console=make_console(stderr=True), disable=not progress) as bar:
+        task = bar.add_task("", total=None, loss=float("nan"))
 
         def report(step: int, total: int, loss: float) -> None:
             bar.update(task, completed=step + 1, total=total, loss=loss)
 
-        checkpoint = method.train(
-            env_id, out=out, init=init, seed=seed, steps=steps, progress=report
+        checkpoint = trained.train(
+            env, out=folder, init=init, seed=seed, steps=steps, progress=report
         )
-    print(checkpoint)  # noqa: T201
+    stdout = make_console()
+    if evaluate:
+        from agentbench_prefix.evaluation.checkpoints import evaluate_checkpoint
 
+        print_metrics(stdout, evaluate_checkpoint(checkpoint, folder / "eval"), None)
+    stdout.print(f" written to {checkpoint}", markup=False, soft_wrap=True)
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-app.command()(train)
 
 if __name__ == "__main__":
-    app()
+    run(app, name="python -m agentbench_prefix.train")

@@ -136,6 +136,8 @@ class SupervisedMethod:
             contamination=contamination(env, drawn),
             licence="Apache-2.0",
         ).save(beside)
+        for path in beside.iterdir():
+            path.chmod(0o644)  # weights are written readable by their owner alone
         beside.rename(checkpoint)
         return checkpoint
 

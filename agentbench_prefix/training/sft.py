@@ -39,7 +39,8 @@ def sft_loss(model: Any, batch: Batch) -> torch.Tensor:
     hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
     targets, weights = batch.ids[:, 1:], batch.weights[:, 1:]
     keep = weights > 0
-    logits = model.lm_head(hidden[:, :-1][keep]).float()
+    logits = model.lm_head(hidden[:, :-1][keep])
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     nll = torch.nn.functional.cross_entropy(logits, targets[keep], reduction="none")
     return (nll * weights[keep]).sum() / weights[keep].sum()
 
@@ -95,6 +96,7 @@ def run_sft(
     bases = [recipe.muon_lr, recipe.adamw_lr]
     key = sha256_text(canonical_json(recipe.model_dump()))
     state = _load_state(out / "resume", key, model, optimizers)
+    out.mkdir(parents=True, exist_ok=True)
     log = out / "log.jsonl"
     _truncate_log(log, state["step"])
     begun = time.monotonic() - state["seconds"]
