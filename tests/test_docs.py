@@ -90,12 +90,15 @@ def programs(page):
         words = shlex.split(line, comments=True)
         while words and re.fullmatch(r"\w+=.*", words[0]):
             words = words[1:]
-        if words[:2] == ["python", "-m"] and words[2].startswith("agentbench_prefix"):
-            command = [sys.executable, *words[1:3]]
-        elif words[:1] == ["agentbench-prefix"]:
-            command = [sys.executable, "-m", "agentbench_prefix", *words[1:2]]
-        elif words[:1] == ["python"] and words[1].endswith(".py"):
-            command = [sys.executable, words[1]]
+        program, *rest = [Path(words[0]).name, *words[1:]] if words else [""]
+        if program in ("python", "python3") and rest[0] == "-m":
+            if not rest[1].startswith("agentbench_prefix"):
+                continue
+            command = [sys.executable, *rest[:2]]
+        elif program in ("python", "python3") and rest[0].endswith(".py"):
+            command = [sys.executable, rest[0]]
+        elif program == "agentbench-prefix":
+            command = [sys.executable, "-m", "agentbench_prefix", *rest[:1]]
         else:
             continue
         yield command, [word.partition("=")[0] for word in words if word.startswith("--")]
