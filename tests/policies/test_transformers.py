@@ -695,3 +695,17 @@ def test_without_torch_the_extra_is_named() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "pip install 'agentbench-prefix[eval]'" in done.stderr
+
+
+def test_the_throughput_benchmark_runs(repository: Path) -> None:
+    arguments = ["--tasks", "1", "--samples", "2", "--max-turns", "2", "--max-tokens", "3"]
+    done = subprocess.run(
+        [sys.executable, "benchmarks/eval_throughput.py", *arguments],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for word in ("policy ", "plain generate ", "tokens/s", "ratio: "):
+        assert word in done.stdout

@@ -94,7 +94,7 @@ def make_model(architecture: str = "qwen3", *, seed: int = 0, **changes: Any) ->
         "num_key_value_heads": 2,
         "head_dim": 16,
         "max_position_embeddings": 1024,
-        "initializer_range": 0.3,
+        "initializer_range": 0.2,
         "tie_word_embeddings": True,
         "bos_token_id": None,
         "eos_token_id": 2,
