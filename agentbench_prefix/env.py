@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class Outcome:
     """What one action did.
 
@@ -42,7 +42,7 @@ class Outcome:
         terminated: Whether the task ended (solved or lost) through this action.
         success: Whether the task is solved.
         valid: Whether the environment could carry the action out.
-        info: Anything else worth reporting; merged into ``info``.
+        info: Anything else worth reporting, merged into ``info``; ``None`` for nothing.
     """
 
     observation: str
@@ -50,7 +50,7 @@ class Outcome:
     terminated: bool = False
     success: bool = False
     valid: bool = True
-    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    info: Mapping[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +184,7 @@ class TextEnv(gym.Env[str, str]):
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
         self._task_id: str | None = None
+        self._family = ""
         self._options: dict[str, JSON] = {}
         self._turn = 0
         self._ended = False
@@ -345,7 +346,8 @@ class TextEnv(gym.Env[str, str]):
             # A refused reset leaves the running episode as it was, its generator included.
             self._np_random, self._np_random_seed = generator
             raise
-        self._task_id, self._options = task_id, task_options
+        self._task_id, self._family = task_id, self.family(task_id)
+        self._options = task_options
         self._turn, self._ended, self._success = 0, False, False
         self._last_observation = observation
         if not prefix:
@@ -484,7 +486,8 @@ class TextEnv(gym.Env[str, str]):
             raise SnapshotError("snapshot.state lacks success, observation or env")
         self._begin(snapshot.task_id, snapshot.options)
         self._set_state(state["env"])
-        self._task_id, self._options = snapshot.task_id, dict(snapshot.options)
+        self._task_id, self._family = snapshot.task_id, self.family(snapshot.task_id)
+        self._options = dict(snapshot.options)
         self._turn, self._ended = snapshot.turn, snapshot.ended
         self._success = bool(state["success"])
         self._last_observation = str(state["observation"])
@@ -511,14 +514,15 @@ class TextEnv(gym.Env[str, str]):
         self._ended = outcome.terminated or truncated
         self._last_observation = outcome.observation
         info = self._info(valid=outcome.valid)
-        info.update(outcome.info)
+        if outcome.info:
+            info.update(outcome.info)
         return outcome.observation, float(outcome.reward), outcome.terminated, truncated, info
 
     def _info(self, *, valid: bool) -> dict[str, Any]:
         assert self._task_id is not None
         return {
             "task_id": self._task_id,
-            "family": self.family(self._task_id),
+            "family": self._family,
             "success": self._success,
             "turn": self._turn,
             "valid_action": valid,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import re
+import weakref
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from agentbench_envs.textcraft import worlds
 from agentbench_envs.textcraft.book import Recipe, RecipeBook, official_book, spoken
@@ -28,6 +29,30 @@ _LARGEST_COUNT_DIGITS = 18
 _INVENTORY_FIELD = re.compile(r"\[([^\]]*)\] \(([0-9]+)\)")
 _GOT_FIELD = re.compile(r"Got ([0-9]+) (.+)")
 _CRAFTED_FIELD = re.compile(r"Crafted ([0-9]+) minecraft:(\S+)")
+
+
+class _Command(NamedTuple):
+    """An action as one book reads it.
+
+    Attributes:
+        takes: ``(item, count)`` pairs that must be at hand and are used up.
+        gives: Item obtained, ``None`` if nothing is.
+        amount: How many of it.
+        answer: What the player is told.
+        lacking: What the player is told when something is not at hand.
+    """
+
+    takes: tuple[tuple[str, int], ...] = ()
+    gives: str | None = None
+    amount: int = 0
+    answer: str = ""
+    lacking: str = ""
+
+
+_INVENTORY = _Command()
+# What an action means follows from the book and the text alone, and players repeat themselves.
+_LONGEST_REMEMBERED = 200
+_MOST_REMEMBERED = 8192
 
 
 class _Refused(Exception):
@@ -108,6 +133,7 @@ class TextCraftEnv(TextEnv):
         self.goal = ""
         self.inventory: dict[str, int] = {}
         """Items carried, by name with underscores, in the order they were first obtained."""
+        self._readings: dict[str, _Command] = {}
         self.commands: tuple[str, ...] = ()
         """The crafting commands of the prompt."""
 
@@ -172,6 +198,7 @@ class TextCraftEnv(TextEnv):
     # ------------------------------------------------------------------ play
     def _begin(self, task_id: str, options: Mapping[str, JSON]) -> str:
         self.book, self.goal, self.commands = _setting_of(task_id, options)
+        self._readings = _readings(self.book, self.strict)
         self.inventory = {}
         return (
             "Crafting commands:\n"
@@ -180,78 +207,31 @@ class TextCraftEnv(TextEnv):
         )
 
     def _act(self, action: str) -> Outcome:
-        try:
-            if found := _CRAFT.match(action):
-                self._forbid_tail(action, found)
-                return self._craft(action, found.group(1), found.group(2))
-            if found := _GET.match(action):
-                self._forbid_tail(action, found)
-                return self._get(action, found.group(1), found.group(2))
-            if action.startswith("inventory"):
-                if self.strict and action != "inventory":
-                    raise _Refused("Strict: nothing may follow the command; write inventory")
+        command = self._readings.get(action)
+        if command is None:
+            command = _read(self.book, self.strict, action)
+            if len(action) <= _LONGEST_REMEMBERED:
+                if len(self._readings) >= _MOST_REMEMBERED:
+                    self._readings.clear()
+                self._readings[action] = command
+        inventory = self.inventory
+        for taken, n in command.takes:
+            if inventory.get(taken, -1) < n:
+                return Outcome(command.lacking, valid=False)
+        item = command.gives
+        if item is None:
+            if command is _INVENTORY:
                 return Outcome(self._list_inventory())
-        except _Refused as refusal:
-            return Outcome(str(refusal), valid=False)
-        return Outcome(f"Could not execute {action}", valid=False)
-
-    def _forbid_tail(self, action: str, found: re.Match[str]) -> None:
-        if not self.strict:
-            return
-        if found.end() != len(action):
-            raise _Refused("Strict: nothing may follow the command; write one line")
-        if "_" in action:
-            raise _Refused("Strict: write item names with spaces, not underscores")
-
-    def _get(self, action: str, digits: str, said: str) -> Outcome:
-        count = _count(digits, action)
-        item = said.replace(" ", "_")
-        if not self.book.is_gettable(item):
-            raise _Refused(f"Could not find {said}")
-        if self.strict and count == 0:
-            raise _Refused("Strict: the amount to get must be at least 1")
-        self.inventory[item] = self.inventory.get(item, 0) + count
-        return Outcome(f"Got {count} {said}")
-
-    def _craft(self, action: str, said_output: str, said_inputs: str) -> Outcome:
-        counted = _COUNTED.match(said_output)
-        count = _count(counted.group(1), action) if counted else 1
-        output = (counted.group(2) if counted else said_output).replace(" ", "_")
-        given: list[tuple[str, int]] = []
-        for part in said_inputs.split(","):
-            found = _COUNTED.match(part.strip())
-            if found is None:
-                raise _Refused(f"Wrong item format: {part.strip()}")
-            given.append((found.group(2).replace(" ", "_"), _count(found.group(1), action)))
-        is_tag = output in self.book.tags
-        if any(item in self.book.tags or self.inventory.get(item, -1) < n for item, n in given):
-            named = None if is_tag else f"minecraft:{output}"
-            raise _Refused(f"Could not find enough items to craft {named}")
-        recipe = None if is_tag else self.book.match(output, given)
-        if recipe is None:
-            named = f"minecraft:{output}"
-            tag, item_id = (named, None) if is_tag else (None, named)
-            raise _Refused(
-                "Could not find a valid recipe for ItemTagWithCount("
-                f"item_tag=ItemTag(tag={tag!r}, item_id={item_id!r}), count={count})"
-            )
-        if self.strict and (counted is None or count != recipe.amount):
-            raise _Refused(
-                f"Strict: one batch makes {recipe.amount} {spoken(output)}; "
-                f"write craft {recipe.amount} {spoken(output)} using ..."
-            )
-        for item, n in given:
-            self.inventory[item] -= n
-            if self.inventory[item] == 0:
-                del self.inventory[item]
-        self.inventory[output] = self.inventory.get(output, 0) + recipe.amount
-        won = output == self.goal
-        return Outcome(
-            f"Crafted {recipe.amount} minecraft:{output}",
-            reward=1.0 if won else 0.0,
-            terminated=won,
-            success=won,
-        )
+            return Outcome(command.answer, valid=False)
+        for taken, n in command.takes:
+            left = inventory[taken] - n
+            if left:
+                inventory[taken] = left
+            else:
+                del inventory[taken]
+        inventory[item] = inventory.get(item, 0) + command.amount
+        won = item == self.goal
+        return Outcome(command.answer, 1.0 if won else 0.0, won, won)
 
     def _list_inventory(self) -> str:
         if not self.inventory:
@@ -338,6 +318,91 @@ class TextCraftEnv(TextEnv):
         return "invalid_action"
 
 
+_remembered: weakref.WeakKeyDictionary[RecipeBook, tuple[dict[str, _Command], ...]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _readings(book: RecipeBook, strict: bool) -> dict[str, _Command]:
+    """What texts were found to mean to a book; forgotten with the book."""
+    found = _remembered.get(book)
+    if found is None:
+        found = _remembered[book] = ({}, {})
+    return found[strict]
+
+
+def _read(book: RecipeBook, strict: bool, action: str) -> _Command:
+    """What an action means to a book."""
+    try:
+        if found := _CRAFT.match(action):
+            if strict:
+                _forbid_tail(action, found)
+            return _read_craft(book, strict, action, found.group(1), found.group(2))
+        if found := _GET.match(action):
+            if strict:
+                _forbid_tail(action, found)
+            return _read_get(book, strict, action, found.group(1), found.group(2))
+        if action.startswith("inventory"):
+            if strict and action != "inventory":
+                raise _Refused("Strict: nothing may follow the command; write inventory")
+            return _INVENTORY
+    except _Refused as refusal:
+        return _Command(answer=str(refusal))
+    return _Command(answer=f"Could not execute {action}")
+
+
+def _forbid_tail(action: str, found: re.Match[str]) -> None:
+    if found.end() != len(action):
+        raise _Refused("Strict: nothing may follow the command; write one line")
+    if "_" in action:
+        raise _Refused("Strict: write item names with spaces, not underscores")
+
+
+def _read_get(book: RecipeBook, strict: bool, action: str, digits: str, said: str) -> _Command:
+    count = _count(digits, action)
+    item = said.replace(" ", "_")
+    if not book.is_gettable(item):
+        raise _Refused(f"Could not find {said}")
+    if strict and count == 0:
+        raise _Refused("Strict: the amount to get must be at least 1")
+    return _Command(gives=item, amount=count, answer=f"Got {count} {said}")
+
+
+def _read_craft(
+    book: RecipeBook, strict: bool, action: str, said_output: str, said_inputs: str
+) -> _Command:
+    counted = _COUNTED.match(said_output)
+    count = _count(counted.group(1), action) if counted else 1
+    output = (counted.group(2) if counted else said_output).replace(" ", "_")
+    given: list[tuple[str, int]] = []
+    for part in said_inputs.split(","):
+        found = _COUNTED.match(part.strip())
+        if found is None:
+            raise _Refused(f"Wrong item format: {part.strip()}")
+        given.append((found.group(2).replace(" ", "_"), _count(found.group(1), action)))
+    is_tag = output in book.tags
+    named = f"minecraft:{output}"
+    # Nobody carries a tag, so a tag among the inputs is always lacking.
+    lacking = f"Could not find enough items to craft {None if is_tag else named}"
+    recipe = None if is_tag else book.match(output, given)
+    gives, amount = None, 0
+    if recipe is None:
+        tag, item_id = (named, None) if is_tag else (None, named)
+        answer = (
+            "Could not find a valid recipe for ItemTagWithCount("
+            f"item_tag=ItemTag(tag={tag!r}, item_id={item_id!r}), count={count})"
+        )
+    elif strict and (counted is None or count != recipe.amount):
+        answer = (
+            f"Strict: one batch makes {recipe.amount} {spoken(output)}; "
+            f"write craft {recipe.amount} {spoken(output)} using ..."
+        )
+    else:
+        gives, amount = output, recipe.amount
+        answer = f"Crafted {amount} {named}"
+    return _Command(tuple(given), gives, amount, answer, lacking)
+
+
 def _count(digits: str, action: str) -> int:
     # Longer numbers would pass the digits Python is willing to print; nobody needs them.
     if len(digits.lstrip("0")) > _LARGEST_COUNT_DIGITS:
@@ -389,7 +454,7 @@ def _setting(task_id: str, distractor_seed: int | None) -> tuple[RecipeBook, str
     return book, goal, tuple(book.commands(goal, _salt(task_id, distractor_seed)))
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=32)
 def _renamed_setting(
     task_id: str, distractor_seed: int | None, rename_seed: int
 ) -> tuple[RecipeBook, str, tuple[str, ...]]:
