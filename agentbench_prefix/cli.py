@@ -19,6 +19,7 @@ from agentbench_prefix.evaluation.tables import make_console, print_comparison
 from agentbench_prefix.policies.scripted import HumanPolicy
 from agentbench_prefix.rollouts import play as play_episodes
 from agentbench_prefix.rollouts import start
+from agentbench_prefix.train import train_command
 
 app = typer.Typer(
     add_completion=False,
@@ -28,6 +29,7 @@ app = typer.Typer(
     help="Benchmark suite for small language models that act over many turns.",
 )
 app.command(name="eval")(eval_command)
+app.command(name="train")(train_command)
 
 
 @app.command(name="list")

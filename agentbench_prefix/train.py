@@ -51,7 +51,7 @@ def train_command(
         raise MissingExtraError("training", "eval") from error
     # One thread: the models of the CPU tier gain nothing from more, and results repeat.
     torch.set_num_threads(1)
-    transformers.logging.disable_progress_bar()
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     trained = registry.method(method)
     folder = out or Path("runs") / "train" / env / f"{method}-seed{seed or 0}"
     columns = (

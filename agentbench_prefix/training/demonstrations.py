@@ -96,8 +96,8 @@ def recite(
     if not asked:
         return Demonstration(task_id, dialogue.opening(observation), [], False)
     messages = dialogue.opening(f"{observation}\n\n{cues[0]}")
-    for line, cue in zip(asked, [*cues[1:], None], strict=True):
+    for index, line in enumerate(asked):
+        if index:
+            messages.append(Message("user", cues[index]))
         messages.append(Message("assistant", line))
-        if cue is not None:
-            messages.append(Message("user", cue))
     return Demonstration(task_id, messages, [True] * len(asked), True)
