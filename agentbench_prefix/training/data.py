@@ -93,7 +93,7 @@ def play_draw(env: TextEnv, recipe: SFTRecipe, drawn: Draw) -> Demonstration:
 
 def stage_at(recipe: SFTRecipe, step: int) -> Stage:
     """The stage in force at a step."""
-    return next((s for s in recipe.stages if step / recipe.steps < s.until), recipe.stages[-1])
+    return next((s for s in recipe.stages if recipe.progress(step) < s.until), recipe.stages[-1])
 
 
 def _draw_task(env: TextEnv, stage: Stage, rng: np.random.Generator) -> str:

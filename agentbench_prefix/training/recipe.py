@@ -18,7 +18,7 @@ class Stage(_Strict):
     """Part of the training data, up to a share of the steps.
 
     Attributes:
-        until: Share of the steps at which this stage ends; the last stage has 1.
+        until: Share of the schedule at which this stage ends; the last stage has 1.
         split: Split the tasks come from, or ``"generated"`` for generated worlds.
         parameters: Arguments of ``generate_tasks``.
         family_weights: How often each family is drawn; left out: as often as it occurs.
@@ -51,13 +51,15 @@ class SFTRecipe(_Strict):
         vocabulary_size: Size of a new tokenizer.
         seed: Seed of data and weights.
         steps: Optimizer steps.
+        schedule_steps: Steps that stages, warm-up and decay are shares of; ``None`` for ``steps``.
+            A run with fewer steps stops early in its schedule.
         tokens_per_step: Padded tokens a batch holds at most.
         max_length: Longest conversation in tokens; longer ones are left out.
         muon_lr: Learning rate of the matrices inside the model.
         adamw_lr: Learning rate of embeddings and norms.
         weight_decay: Of both.
-        warmup: Share of the steps over which the rate rises.
-        decay: Share of the steps, at the end, over which the rate falls to zero.
+        warmup: Share of the schedule over which the rate rises.
+        decay: Share of the schedule, at its end, over which the rate falls to zero.
         observation_weight: Loss weight of observation tokens after the opening; SFT proper has 0.
         learn_mistakes: Learn turns that are marked as mistakes too.
         stages: The data.
@@ -70,6 +72,7 @@ class SFTRecipe(_Strict):
     vocabulary_size: int = 1216
     seed: int = 0
     steps: int = Field(gt=0)
+    schedule_steps: int | None = Field(default=None, gt=0)
     tokens_per_step: int = Field(default=2048, gt=0)
     max_length: int = Field(default=1024, gt=0)
     muon_lr: float = 4e-3
@@ -80,6 +83,10 @@ class SFTRecipe(_Strict):
     observation_weight: float = Field(default=0.0, ge=0)
     learn_mistakes: bool = False
     stages: tuple[Stage, ...] = Field(min_length=1)
+
+    def progress(self, step: int) -> float:
+        """Share of the schedule that lies before a step."""
+        return step / (self.schedule_steps or self.steps)
 
 
 def load_recipe(path: Path, **overrides: Any) -> SFTRecipe:

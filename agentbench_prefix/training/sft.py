@@ -47,9 +47,8 @@ def sft_loss(model: Any, batch: Batch) -> torch.Tensor:
 
 def learning_rate_factor(step: int, recipe: SFTRecipe) -> float:
     """Linear warm-up, a constant stretch, then linear decay to zero."""
-    progress = (step + 1) / recipe.steps
-    rising = progress / recipe.warmup if recipe.warmup else 1.0
-    falling = (1 - step / recipe.steps) / recipe.decay if recipe.decay else 1.0
+    rising = recipe.progress(step + 1) / recipe.warmup if recipe.warmup else 1.0
+    falling = (1 - recipe.progress(step)) / recipe.decay if recipe.decay else 1.0
     return min(1.0, rising, falling)
 
 

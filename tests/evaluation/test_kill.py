@@ -15,14 +15,15 @@ import toy
 
 pytestmark = pytest.mark.long
 TESTS = Path(toy.__file__).parent
-COMMAND = (
-    *(sys.executable, "-m", "agentbench_prefix.eval", "--method", "random", "--env", "Toy-v0"),
-    *("--samples", "16", "--batch-size", "4", "--no-progress"),
-)
+COMMAND = (sys.executable, "-m", "agentbench_prefix.eval", "--no-progress")
+RUNS = {
+    "scripted": ("--method", "random", "--env", "Toy-v0", "--samples", "16", "--batch-size", "4"),
+    "model": ("--method", "sft", "--env", "TextCraft-v0", "--tasks", "20", "--batch-size", "16"),
+}
 
 
-@pytest.fixture(scope="module")
-def launch(tmp_path_factory):
+@pytest.fixture(scope="module", params=RUNS)
+def launch(request, tmp_path_factory):
     """Start the evaluation in a process of its own, in a given run folder."""
     site = tmp_path_factory.mktemp("site")
     toy.write_distribution(site)
@@ -30,7 +31,7 @@ def launch(tmp_path_factory):
 
     def start(folder):
         return subprocess.Popen(
-            [*COMMAND, "--out", folder],
+            [*COMMAND, *RUNS[request.param], "--out", folder],
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
