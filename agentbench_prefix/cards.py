@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Self
@@ -11,7 +13,8 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from agentbench_prefix.errors import CheckpointError
-from agentbench_prefix.files import write_json_atomic
+from agentbench_prefix.evaluation.stats import Estimate
+from agentbench_prefix.files import write_json_atomic, write_text_atomic
 
 CARD = "agentbench_card.json"
 
@@ -56,6 +59,58 @@ class TrainingDescription(_Part):
     command: str
 
 
+class FamilyResult(_Part):
+    """Measured success on a set of tasks, eight samples each at temperature 1.
+
+    Attributes:
+        tasks: Tasks.
+        episodes: Episodes.
+        solved: Episodes that solved their task.
+        tasks_solved: Tasks that at least one sample solved.
+        avg_at_8: Avg@8.
+        pass_at_8: Pass@8.
+    """
+
+    tasks: int
+    episodes: int
+    solved: int
+    tasks_solved: int
+    avg_at_8: Estimate
+    pass_at_8: Estimate
+
+
+class SharedFacts(_Part):
+    """What a set of test tasks shares with the training data.
+
+    Attributes:
+        tasks: Tasks.
+        task_drawn: Those that were trained on themselves.
+        goal_known_as_goal: Those whose goal was also the goal of a training task.
+        goal_known: Those for which a solution of the goal occurs in a training task at all.
+        subgoal_facts: Facts on the way to the goals.
+        subgoal_facts_known: Those that occur in a training task.
+    """
+
+    tasks: int
+    task_drawn: int
+    goal_known_as_goal: int
+    goal_known: int
+    subgoal_facts: int
+    subgoal_facts_known: int
+
+
+class Contamination(_Part):
+    """What the tasks of a split share with the training data.
+
+    Attributes:
+        split: The split.
+        rows: By family, and for all of it under ``"all"``.
+    """
+
+    split: str
+    rows: dict[str, SharedFacts]
+
+
 class CheckpointCard(_Part):
     """Card of a checkpoint folder, stored in it as ``agentbench_card.json``.
 
@@ -69,7 +124,7 @@ class CheckpointCard(_Part):
         model_sha256: SHA-256 of ``model.safetensors``.
         model: The network.
         training: How it was trained.
-        results: Measured results, each with its configuration.
+        results: Measured results by split and family; ``"all"`` is the whole split.
         contamination: Test goals and their parts against the training data.
         licence: Licence of the weights.
     """
@@ -83,8 +138,8 @@ class CheckpointCard(_Part):
     model_sha256: str
     model: ModelDescription
     training: TrainingDescription
-    results: dict[str, JsonValue] = {}
-    contamination: dict[str, JsonValue] = {}
+    results: dict[str, dict[str, FamilyResult]] = {}
+    contamination: Contamination | None = None
     licence: str
 
     @classmethod
@@ -109,8 +164,9 @@ class CheckpointCard(_Part):
             ) from error
 
     def save(self, folder: Path) -> Path:
-        """Write the card into a checkpoint folder, whole or not at all; return its path."""
+        """Write the card and its README.md into a checkpoint folder; return the card's path."""
         write_json_atomic(folder / CARD, self.model_dump())
+        write_text_atomic(folder / "README.md", render(self))
         return folder / CARD
 
 
@@ -135,3 +191,91 @@ def code_version() -> str:
         return version("agentbench-prefix")
     except PackageNotFoundError:
         return "unknown"
+
+
+def render(card: CheckpointCard) -> str:
+    """Write a card as a page for people, in Markdown with the Hub's YAML header."""
+    training = card.training
+    lines = [
+        "---",
+        f"license: {card.licence.lower()}",
+        "library_name: transformers",
+        f"tags: [agentbench-prefix, {card.env_id}, {card.method}]",
+        "---",
+        f"# {card.method} for {card.env_id}",
+        "",
+        f"{card.model.architecture}, {card.model.parameters:,} parameters; plays in the dialogue "
+        f"`{card.dialogue}`, at most {card.max_tokens} tokens a reply. Written by a program from "
+        f"`{CARD}`.",
+        "",
+        "## Training",
+        "",
+        "```sh",
+        training.command,
+        "```",
+        "",
+        f"Seed {training.seed}, {training.steps:,} steps, {training.tokens:,} learned tokens, "
+        f"{training.minutes:.0f} minutes on one CPU thread, code `{training.code_version}`.",
+        "",
+        "```json",
+        json.dumps({"data": training.data, "recipe": training.recipe}, indent=2, sort_keys=True),
+        "```",
+    ]
+    for split, results in card.results.items():
+        lines += ["", f"## Results on `{split}`", ""]
+        lines += _table(
+            ("family", "solved", "Avg@8 %", "tasks solved", "Pass@8 %"),
+            [
+                (
+                    name,
+                    f"{row.solved}/{row.episodes}",
+                    _percent(row.avg_at_8),
+                    f"{row.tasks_solved}/{row.tasks}",
+                    _percent(row.pass_at_8),
+                )
+                for name, row in sorted(results.items(), key=_all_last)
+            ],
+        )
+        lines += ["", "Temperature 1, 95 % intervals over tasks."]
+    if card.contamination is not None:
+        lines += [
+            "",
+            f"## What the `{card.contamination.split}` tasks share with the training data",
+            "",
+            "A fact is what solves a goal or a step on the way to it, such as a recipe.",
+            "",
+        ]
+        lines += _table(
+            (
+                "family",
+                "tasks",
+                "tasks trained on",
+                "goals trained for",
+                "goals whose solution was seen",
+                "facts of sub-goals seen",
+            ),
+            [
+                (
+                    name,
+                    str(shared.tasks),
+                    str(shared.task_drawn),
+                    str(shared.goal_known_as_goal),
+                    str(shared.goal_known),
+                    f"{shared.subgoal_facts_known}/{shared.subgoal_facts}",
+                )
+                for name, shared in sorted(card.contamination.rows.items(), key=_all_last)
+            ],
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _all_last(row: tuple[str, object]) -> tuple[bool, str]:
+    return row[0] == "all", row[0]
+
+
+def _percent(estimate: Estimate) -> str:
+    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]

@@ -25,6 +25,7 @@ from agentbench_prefix.errors import (
 )
 from agentbench_prefix.evaluation.runner import EvalConfig, choose_tasks, evaluate, find_dialogue
 from agentbench_prefix.evaluation.tables import make_console, print_metrics
+from agentbench_prefix.files import sha256_file
 from agentbench_prefix.policies.base import Policy
 from agentbench_prefix.policies.scripted import OraclePolicy, RandomPolicy
 
@@ -211,7 +212,7 @@ def eval_command(
     game = config.make_env()
     choose_tasks(game, split, tasks)  # a bad split is named before a model is loaded
     if card is not None:
-        _check_card(card, game, warn)
+        _check_card(card, Path(source.model or ""), game, warn)
     taught = card is not None and card.env_id == game.env_id
     if dialogue is None and card is not None and taught:
         dialogue = card.dialogue.partition("@")[0]
@@ -239,7 +240,14 @@ def eval_command(
         raise typer.Exit(1)
 
 
-def _check_card(card: CheckpointCard, env: TextEnv, warn: Callable[[str], None]) -> None:
+def _check_card(
+    card: CheckpointCard, folder: Path, env: TextEnv, warn: Callable[[str], None]
+) -> None:
+    weights = folder / "model.safetensors"
+    if weights.is_file() and sha256_file(weights) != card.model_sha256:
+        warn(
+            f"{weights} is not the file its card describes: the card's results are not this file's"
+        )
     if card.env_id != env.env_id:
         warn(f"the checkpoint was trained for {card.env_id}, it is evaluated on {env.env_id}")
     elif card.data_hash != env.data_hash:

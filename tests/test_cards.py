@@ -18,6 +18,23 @@ from agentbench_prefix.cards import (
 )
 from agentbench_prefix.errors import CheckpointError
 
+RESULT = {
+    "tasks": 2,
+    "episodes": 16,
+    "solved": 4,
+    "tasks_solved": 1,
+    "avg_at_8": {"value": 0.25, "low": 0.1, "high": 0.5, "interval": "bootstrap"},
+    "pass_at_8": {"value": 0.5, "low": 0.0, "high": 1.0, "interval": "wilson"},
+}
+SHARED = {
+    "tasks": 2,
+    "task_drawn": 0,
+    "goal_known": 1,
+    "goal_known_as_goal": 0,
+    "subgoal_facts": 7,
+    "subgoal_facts_known": 3,
+}
+
 
 def make_card(**changes) -> CheckpointCard:
     return CheckpointCard(
@@ -40,7 +57,7 @@ def make_card(**changes) -> CheckpointCard:
                 code_version="abc",
                 command="python -m agentbench_prefix.train --method sft",
             ),
-            "results": {"avg_at_8": 0.5},
+            "results": {"test": {"all": RESULT}},
             "licence": "Apache-2.0",
             **changes,
         }
@@ -91,7 +108,7 @@ def test_saving_keeps_the_old_card_when_it_fails(tmp_path, monkeypatch):
         make_card(method="other").save(tmp_path)
     assert path.read_text() == before
     assert json.loads(before)["method"] == "sft"
-    assert [p.name for p in tmp_path.iterdir()] == [CARD]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", CARD]
 
 
 def test_the_code_version_is_the_commit_of_a_checkout(repository: Path):
@@ -106,3 +123,14 @@ def test_the_code_version_is_the_commit_of_a_checkout(repository: Path):
 def test_without_git_the_code_version_is_the_distributions(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert code_version()[0].isdigit()
+
+
+def test_the_page_shows_results_and_contamination(tmp_path):
+    make_card(
+        results={"test": {"all": RESULT, "easy": RESULT}},
+        contamination={"split": "test", "rows": {"all": SHARED, "easy": SHARED}},
+    ).save(tmp_path)
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "| easy | 4/16 | 25.0 [10.0, 50.0] | 1/2 | 50.0 [0.0, 100.0] |" in page
+    assert "| all | 2 | 0 | 0 | 1 | 3/7 |" in page
+    assert page.index("| easy |") < page.index("| all |")

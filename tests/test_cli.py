@@ -264,6 +264,16 @@ def test_a_dialogue_that_changed_since_training_is_warned_about(call, method, lo
     assert "taught in bracketed@1, it is evaluated in bracketed@2" in err
 
 
+def test_weights_that_are_not_the_cards_are_warned_about(call, method, loaded, tmp_path):
+    make_card(data_hash=toy.Toy.data_hash, dialogue="bare@1").save(tmp_path / "changed")
+    (tmp_path / "changed/model.safetensors").write_bytes(b"other weights")
+    status, _, err = call(
+        "eval", "--method", "taught", "--model", tmp_path / "changed", "--tasks", 1
+    )
+    assert status == 0
+    assert "model.safetensors is not the file that its card describes" in err
+
+
 def test_a_foreign_model_plays_the_only_environment(call, method, loaded, only_toy):
     status, _, _ = call("eval", "--method", "taught", "--model", "Org/Model", "--tasks", 1)
     assert status == 0

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import JsonValue
-
-from agentbench_prefix.cards import CheckpointCard
+from agentbench_prefix.cards import CheckpointCard, FamilyResult
 from agentbench_prefix.errors import CheckpointError
 from agentbench_prefix.evaluation.metrics import Metrics
 from agentbench_prefix.evaluation.runner import EvalConfig, evaluate
@@ -37,15 +35,15 @@ def evaluate_checkpoint(checkpoint: Path, out: Path, split: str = "test") -> Met
     )
     policy = TransformersPolicy.load(str(checkpoint), max_tokens=card.max_tokens)
     metrics = evaluate(config, policy, out).metrics
-    results: dict[str, JsonValue] = {
-        name: {
-            "tasks": row.n_tasks,
-            "episodes": row.n_episodes,
-            "solved": row.n_solved,
-            "tasks_solved": row.n_tasks_solved,
-            "avg_at_8": row.avg_at_k["8"].model_dump(),
-            "pass_at_8": row.pass_at_k["8"].model_dump(),
-        }
+    results = {
+        name: FamilyResult(
+            tasks=row.n_tasks,
+            episodes=row.n_episodes,
+            solved=row.n_solved,
+            tasks_solved=row.n_tasks_solved,
+            avg_at_8=row.avg_at_k["8"],
+            pass_at_8=row.pass_at_k["8"],
+        )
         for name, row in {"all": metrics, **metrics.families}.items()
     }
     card.model_copy(update={"results": {**card.results, split: results}}).save(checkpoint)

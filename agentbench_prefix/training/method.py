@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from typing import Any
 from agentbench_prefix import registry
 from agentbench_prefix.cards import (
     CheckpointCard,
+    Contamination,
     ModelDescription,
+    SharedFacts,
     TrainingDescription,
     code_version,
 )
@@ -201,18 +203,13 @@ def _draws(
 
 def contamination(
     env: TextEnv, drawn: list[tuple[str, dict[str, Any]]], split: str = "test"
-) -> dict[str, Any]:
+) -> Contamination:
     """How much of what the test tasks need was part of the training data.
 
     Args:
         env: The unwrapped environment; it must implement ``solution_facts``.
         drawn: ``(task_id, options)`` of the training data.
         split: Split to examine.
-
-    Returns:
-        By family and for ``"all"``: ``tasks``; ``task_drawn`` (the very task was trained on);
-        ``goal_known`` and ``goal_known_as_goal`` (a fact that solves the goal occurs in the
-        training tasks, at all or as a goal); ``subgoal_facts`` and ``subgoal_facts_known``.
     """
     goals: set[str] = set()
     known: set[str] = set()
@@ -221,19 +218,19 @@ def contamination(
         goals |= facts["goal"]
         known |= facts["goal"] | facts["subgoals"]
     trained = {task_id for task_id, _ in drawn}
-    table: dict[str, dict[str, int]] = {}
+    rows: dict[str, Counter[str]] = {}
     for task_id in env.tasks(split):
         facts = env.solution_facts(task_id)
         counts = {
             "tasks": 1,
             "task_drawn": int(task_id in trained),
-            "goal_known": int(bool(facts["goal"] & known)),
             "goal_known_as_goal": int(bool(facts["goal"] & goals)),
+            "goal_known": int(bool(facts["goal"] & known)),
             "subgoal_facts": len(facts["subgoals"]),
             "subgoal_facts_known": len(facts["subgoals"] & known),
         }
         for row in (env.family(task_id), "all"):
-            sums = table.setdefault(row, dict.fromkeys(counts, 0))
-            for name, count in counts.items():
-                sums[name] += count
-    return {"split": split, "rows": json.loads(json.dumps(table))}
+            rows.setdefault(row, Counter()).update(counts)
+    return Contamination(
+        split=split, rows={row: SharedFacts(**counts) for row, counts in rows.items()}
+    )

@@ -214,17 +214,16 @@ def test_another_recipe_in_the_same_folder_is_refused(env, serializer, tmp_path)
 
 
 def test_contamination_counts_what_was_trained_on(env):
-    table = contamination(env, [(task, {}) for task in env.tasks("test")])["rows"]
-    assert table["all"]["task_drawn"] == table["all"]["tasks"] == 100
-    assert table["all"]["goal_known_as_goal"] == 100
-    assert table["all"]["subgoal_facts_known"] == table["all"]["subgoal_facts"]
-    table = contamination(env, [("generated_1_0_d3", {})])["rows"]
-    assert table["all"]["goal_known"] == table["all"]["subgoal_facts_known"] == 0
+    table = contamination(env, [(task, {}) for task in env.tasks("test")]).rows["all"]
+    assert table.task_drawn == table.tasks == table.goal_known_as_goal == 100
+    assert table.subgoal_facts_known == table.subgoal_facts
+    table = contamination(env, [("generated_1_0_d3", {})]).rows["all"]
+    assert table.goal_known == table.subgoal_facts_known == 0
     renamed = contamination(env, [(task, {"rename_seed": 1}) for task in env.tasks("train")])
     plain = contamination(env, [(task, {}) for task in env.tasks("train")])
-    assert renamed["rows"]["all"]["subgoal_facts_known"] == 0
-    assert plain["rows"]["all"]["subgoal_facts_known"] > 0
-    assert plain["rows"]["all"]["goal_known_as_goal"] == 0
+    assert renamed.rows["all"].subgoal_facts_known == 0
+    assert plain.rows["all"].subgoal_facts_known > 0
+    assert plain.rows["all"].goal_known_as_goal == 0
 
 
 @pytest.mark.parametrize(
