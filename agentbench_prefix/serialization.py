@@ -7,12 +7,17 @@ to the next reply. What a model produced is never decoded and encoded again.
 Chat templates that rewrite earlier turns (Qwen3 drops the thinking of past turns) are not applied
 again to the whole history: the history stays as it was generated. :attr:`ChatSerializer.history`
 says so, and results record it.
+
+Special tokens come from the template and from what was generated, never from content: where a
+message spells one (an environment may quote a reply), it is encoded as ordinary text.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 from agentbench_prefix.dialogue import Message
@@ -20,6 +25,9 @@ from agentbench_prefix.errors import CheckpointError
 
 # Stands for a reply while the template's glue is read off; plain letters, so no template trims it.
 _SENTINEL = "QxZreplyZxQ"
+# Stands for the n-th special token that content spells. Its first letter occurs nowhere else in it,
+# so that it cannot be mistaken together with text around it.
+_VEIL = re.compile("QxZ([0-9]+)Zxq")
 
 
 class ChatSerializer:
@@ -31,7 +39,8 @@ class ChatSerializer:
 
     Raises:
         CheckpointError: The tokenizer has no chat template, or its template does not mark the end
-            of an assistant turn with one special token.
+            of an assistant turn with one special token, or it cannot tell that token's text from
+            the token.
     """
 
     history = "as_generated"
@@ -55,6 +64,19 @@ class ChatSerializer:
         self.end_id: int = ids[0]
         """Token that ends an assistant turn."""
         self._end_text: str = tokenizer.decode([self.end_id], skip_special_tokens=False)
+        if self.end_id in self._encode(self._end_text, plain=True):
+            raise CheckpointError(
+                f"the tokenizer encodes the text {self._end_text!r} as the special token even with "
+                "split_special_tokens=True, so a message's content could end a turn; use a model "
+                "with another tokenizer"
+            )
+        special_texts = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
+        special_texts.sort(key=len, reverse=True)
+        self._spelled = re.compile("|".join([*map(re.escape, special_texts), _VEIL.pattern]))
+        # Observations repeat a lot, and rendering a template costs as much as several tokens.
+        opening = partial(self._encode_written, partial(self._render, generate=True))
+        self._opening = lru_cache(256)(opening)
+        self._glue = lru_cache(4096)(partial(self._encode_written, self._frame))
         self._user_frame = self._find_user_frame()
 
     def _render(self, messages: Sequence[Message], *, generate: bool) -> str:
@@ -94,13 +116,35 @@ class ChatSerializer:
             return messages[0].content.join(self._user_frame)
         return self._glue_text(messages)
 
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+    def _encode(self, text: str, *, plain: bool = False) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=plain)[
+            "input_ids"
+        ]
+        return ids
+
+    def _encode_written(
+        self, write: Callable[[Sequence[Message]], str], messages: Sequence[Message]
+    ) -> list[int]:
+        """Tokens of what ``write`` makes of messages, whose content remains plain text.
+
+        Special tokens that content spells are encoded apart, all else together. Stand-ins keep
+        their places meanwhile, since a template may trim or cut content.
+        """
+        spelled: list[str] = []
+
+        def veil(found: re.Match[str]) -> str:
+            spelled.append(found[0])
+            return f"QxZ{len(spelled) - 1}Zxq"
+
+        veiled = [Message(m.role, self._spelled.sub(veil, m.content)) for m in messages]
+        ids: list[int] = []
+        for k, part in enumerate(_VEIL.split(write(veiled))):
+            ids += self._encode(spelled[int(part)], plain=True) if k % 2 else self._encode(part)
         return ids
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
         """Tokens up to the first reply, generation header included."""
-        return self._encode(self._render(messages, generate=True))
+        return self._opening(tuple(messages)).copy()
 
     def glue(self, messages: Sequence[Message]) -> list[int]:
         """Tokens between the end-of-turn token of one reply and the start of the next.
@@ -108,11 +152,11 @@ class ChatSerializer:
         Args:
             messages: The user messages in between.
         """
-        return self._encode(self._frame(messages))
+        return self._glue(tuple(messages)).copy()
 
     def reply(self, text: str) -> list[int]:
         """Tokens of a reply that was written, not generated; the end-of-turn token included."""
-        return [*self._encode(text), self.end_id]
+        return [*self._encode(text, plain=True), self.end_id]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a generated reply, without special tokens."""
@@ -134,30 +178,19 @@ class ChatSerializer:
             ``(ids, mask)`` of equal length; ``mask`` is 1 on the content and end-of-turn token of
             assistant messages marked trainable, 0 on everything else.
         """
-        first = next(i for i, m in enumerate(messages) if m.role == "assistant")
-        pieces = [self._render(messages[:first], generate=True)]
-        flags: list[int | None] = [None]
-        replies = iter(trainable)
-        between: list[Message] = []
-        for message in messages[first:]:
-            if message.role != "assistant":
-                between.append(message)
-                continue
-            if between:
-                pieces.append(self._frame(between))
-                flags.append(None)
-                between = []
-            pieces.append(message.content)
-            flags.append(int(next(replies)))
+        said = [i for i, message in enumerate(messages) if message.role == "assistant"]
         ids: list[int] = []
         mask: list[int] = []
-        encoded = self.tokenizer(pieces, add_special_tokens=False)["input_ids"]
-        for piece, flag in zip(encoded, flags, strict=True):
-            ids += piece
-            mask += [flag or 0] * len(piece)
-            if flag is not None:
-                ids.append(self.end_id)
-                mask.append(flag)
+        begin = 0
+        for end, learn in zip(said, trainable, strict=True):
+            if not begin:
+                ids += self.opening(messages[:end])
+            elif begin < end:
+                ids += self.glue(messages[begin:end])
+            mask += [0] * (len(ids) - len(mask))
+            ids += self.reply(messages[end].content)
+            mask += [int(learn)] * (len(ids) - len(mask))
+            begin = end + 1
         return ids, mask
 
     def fingerprint(self) -> str:

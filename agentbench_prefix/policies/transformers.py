@@ -15,18 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agentbench_prefix.dialogue import Message
 from agentbench_prefix.env import JSON
 from agentbench_prefix.errors import (
     CheckpointError,
@@ -34,8 +30,14 @@ from agentbench_prefix.errors import (
     MissingExtraError,
     PolicyError,
 )
-from agentbench_prefix.files import sha256_file
 from agentbench_prefix.policies.base import Episode, Reply
+from agentbench_prefix.policies.tokens import (
+    Conversation,
+    check_checkpoint,
+    find_checkpoint,
+    overflow,
+    read_due,
+)
 from agentbench_prefix.serialization import ChatSerializer
 
 try:
@@ -60,9 +62,6 @@ DEAD_SHARE = 0.2
 SLOT_STEP = 64
 """Cache slots are allocated in multiples of this."""
 
-_WEIGHTS = "model.safetensors"
-_WEIGHTS_INDEX = "model.safetensors.index.json"
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -527,13 +526,6 @@ class TransformersPolicy:
         self.context: int = getattr(config, "max_position_embeddings", None) or 2**31
         self.runner = _Runner(model)
         self._source = dict(source)
-        # Observations repeat a lot, and rendering a template costs as much as several tokens.
-        self.glue: Callable[[tuple[Message, ...]], list[int]] = lru_cache(4096)(
-            self.serializer.glue
-        )
-        self.opening: Callable[[tuple[Message, ...]], list[int]] = lru_cache(256)(
-            self.serializer.opening
-        )
         self.runner.check()
 
     @classmethod
@@ -571,10 +563,8 @@ class TransformersPolicy:
             raise ConfigurationError(
                 f"device {device!r} cannot be used ({str(error).splitlines()[0]}); try 'cpu'"
             ) from error
-        folder, source = _resolve(str(model), revision)
-        weights = _check_folder(folder)
-        files = [folder / "config.json", *weights]
-        digest = hashlib.sha256("".join(sha256_file(file) for file in files).encode())
+        folder, source = find_checkpoint(str(model), revision)
+        digest = check_checkpoint(folder)
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(
                 folder, trust_remote_code=False, local_files_only=True
@@ -602,7 +592,7 @@ class TransformersPolicy:
         return cls(
             network.to(place).eval(),
             tokenizer,
-            source={**source, "sha256": digest.hexdigest()},
+            source={**source, "sha256": digest},
             temperature=temperature,
             top_p=top_p,
             max_tokens=max_tokens,
@@ -692,24 +682,16 @@ def _batches(pieces: Sequence[_Piece], limit: int) -> Iterator[list[_Piece]]:
 
 # ------------------------------------------------------------------ sessions
 @dataclasses.dataclass
-class _Track:
-    """What a session knows of one episode.
+class _Track(Conversation):
+    """A conversation and its place in the cache.
 
     Attributes:
-        episode: The episode; held so that its identity stays unique.
-        ids: Its whole conversation in tokens.
-        cached: How many of them are in the cache.
+        cached: How many of its tokens are in the cache.
         row: Its cache row, -1 if it has none.
-        seen: Messages already in ``ids``.
-        said: The newest reply, which is in ``ids`` before it is in the messages.
     """
 
-    episode: Episode
-    ids: list[int] = dataclasses.field(default_factory=list)
     cached: int = 0
     row: int = -1
-    seen: int = 0
-    said: str | None = None
 
 
 class TransformersSession:
@@ -739,69 +721,20 @@ class TransformersSession:
             conversation and a whole reply.
 
         Raises:
-            ValueError: An episode does not belong to this session, or no reply is due in it.
+            ValueError: An episode does not belong to this session, no reply is due in it, or its
+                conversation is not the one so far.
         """
+        policy = self._policy
+        due = read_due(self._tracks, episodes, policy.serializer)
+        tracks = [track for track in due if len(track.ids) < policy.context]
         answers: dict[int, Reply | PolicyError] = {}
-        due: dict[int, _Track] = {}
-        for episode in episodes:
-            key = id(episode)
-            if key not in self._tracks or key in due:
-                raise ValueError(
-                    f"episode {episode.task_id!r} sample {episode.sample} is not one of the "
-                    "session's, or was given twice; open a session over all episodes first"
-                )
-            track = self._tracks[key]
-            self._read(track)
-            due[key] = track
-            if len(track.ids) >= self._policy.context:
-                answers[key] = self._overflow(len(track.ids))
-        tracks = [track for key, track in due.items() if key not in answers]
         if tracks:
-            with self._policy.runner.borrowed():
+            with policy.runner.borrowed():
                 self._seat(tracks)
                 tracks.sort(key=lambda track: track.row)
                 for track, answer in zip(tracks, self._generate(tracks), strict=True):
-                    answers[id(track.episode)] = answer
-        return [answers[id(episode)] for episode in episodes]
-
-    def _overflow(self, tokens: int) -> PolicyError:
-        return PolicyError(
-            f"the conversation does not fit the model's context of {self._policy.context} tokens: "
-            f"it has {tokens} and the reply is not finished"
-        )
-
-    def _read(self, track: _Track) -> None:
-        """Append the tokens of messages that are new."""
-        messages = track.episode.messages
-        if not messages or messages[-1].role != "user":
-            raise ValueError(
-                f"no reply is due in episode {track.episode.task_id!r} sample "
-                f"{track.episode.sample}: its conversation must end with a user message"
-            )
-        between: list[Message] = []
-        if track.seen == 0:
-            roles = [message.role for message in messages]
-            track.seen = roles.index("assistant") if "assistant" in roles else len(roles)
-            track.ids = list(self._policy.opening(tuple(messages[: track.seen])))
-        for message in messages[track.seen :]:
-            if message.role != "assistant":
-                between.append(message)
-                continue
-            if between:
-                track.ids += self._policy.glue(tuple(between))
-                between = []
-            if track.said is None:
-                track.ids += self._policy.serializer.reply(message.content)
-            elif message.content != track.said:
-                raise ValueError(
-                    f"the conversation of episode {track.episode.task_id!r} holds another reply "
-                    f"than the one given ({message.content[:40]!r}, not {track.said[:40]!r}); "
-                    "open a new session over a changed conversation"
-                )
-            track.said = None
-        if between:
-            track.ids += self._policy.glue(tuple(between))
-        track.seen = len(messages)
+                    answers[id(track)] = answer
+        return [answers.get(id(track)) or overflow(policy.context, len(track.ids)) for track in due]
 
     def _seat(self, tracks: Sequence[_Track]) -> None:
         """Give every track a cache row; compact when enough rows are idle."""
@@ -883,14 +816,9 @@ class TransformersSession:
         policy = self._policy
         stopped = tokens[-1] in policy.stop_ids
         if not stopped and len(tokens) < policy.max_tokens:
-            return self._overflow(prompt + len(tokens))
-        text = policy.serializer.decode(tokens)
-        track.ids += tokens
-        if tokens[-1] != policy.serializer.end_id:
-            track.ids.append(policy.serializer.end_id)
-        track.said = text
+            return overflow(policy.context, prompt + len(tokens))
         return Reply(
-            text=text,
+            text=track.say(tokens, policy.serializer),
             token_ids=tuple(tokens),
             logprobs=tuple(logprobs),
             finish="stop" if stopped else "length",
@@ -905,7 +833,6 @@ def _uniforms(episode: Episode, n: int) -> NDArray[np.float64]:
     return np.random.Generator(np.random.Philox(key=key)).random(n)
 
 
-# ------------------------------------------------------------------ finding checkpoints
 @contextlib.contextmanager
 def _no_progress_bar() -> Iterator[None]:
     logging: Any = transformers.utils.logging
@@ -916,68 +843,3 @@ def _no_progress_bar() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _resolve(model: str, revision: str | None) -> tuple[Path, dict[str, JSON]]:
-    """Find a checkpoint's folder and what names it."""
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        if revision is not None:
-            raise ConfigurationError(
-                f"a revision ({revision!r}) belongs to a Hub id, but {model!r} is a local folder"
-            )
-        return folder, {}
-    if (
-        folder.exists()
-        or folder.is_absolute()
-        or model.startswith((".", "~"))
-        or model.count("/") > 1
-    ):
-        raise CheckpointError(
-            f"no checkpoint folder {model!r}: give a folder that holds config.json, "
-            "*.safetensors and a tokenizer, or a Hub id"
-        )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
-    try:
-        snapshot = Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
-    except LocalEntryNotFoundError as error:
-        raise CheckpointError(
-            f"{model!r} is no local folder, and the Hub cannot be reached to look it up there: "
-            "check the connection, or download the model and give its folder"
-        ) from error
-    except Exception as error:  # the client's HTTP library, and so its errors, vary by version
-        at = "" if revision is None else f" at revision {revision!r}"
-        raise CheckpointError(
-            f"{model!r} is no local folder, and the Hub does not give it{at}: "
-            f"{str(error).strip().splitlines()[0]}"
-        ) from error
-    return snapshot, {"model": model, "revision": snapshot.name}
-
-
-def _check_folder(folder: Path) -> list[Path]:
-    """Check that a checkpoint is whole, and list its weight files."""
-
-    def lacks(what: str) -> CheckpointError:
-        return CheckpointError(f"the checkpoint folder {str(folder)!r} {what}")
-
-    if not (folder / "config.json").is_file():
-        raise lacks("has no config.json: it is no transformers checkpoint")
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise lacks(f"has no tokenizer (none of {', '.join(_TOKENIZER_FILES)})")
-    index = folder / _WEIGHTS_INDEX
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise lacks(f"has a broken {_WEIGHTS_INDEX}: {error}") from error
-    else:
-        names = [_WEIGHTS]
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        pickled = list(folder.glob("*.bin")) and not index.is_file()
-        hint = "; *.bin files are pickles and are not read: convert them" if pickled else ""
-        raise lacks(f"lacks weights: {', '.join(missing)}{hint}")
-    return [folder / name for name in names]

@@ -10,14 +10,11 @@ changes, is its log-probability.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentbench_prefix.dialogue import Message
 from agentbench_prefix.env import JSON
 from agentbench_prefix.errors import (
     CheckpointError,
@@ -25,8 +22,15 @@ from agentbench_prefix.errors import (
     MissingExtraError,
     PolicyError,
 )
-from agentbench_prefix.files import canonical_json, sha256_file
+from agentbench_prefix.files import canonical_json
 from agentbench_prefix.policies.base import Episode, Reply, reply_seed
+from agentbench_prefix.policies.tokens import (
+    Conversation,
+    check_checkpoint,
+    find_checkpoint,
+    overflow,
+    read_due,
+)
 from agentbench_prefix.serialization import ChatSerializer
 
 try:
@@ -39,8 +43,6 @@ try:
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as LogitsProcessorV2
 except ImportError as error:
     raise MissingExtraError("the vLLM back end", "vllm") from error
-
-from agentbench_prefix.policies.transformers import _check_folder, _resolve
 
 _TEMPERATURE = "agentbench_prefix_temperature"
 _OWN_ARGUMENTS = frozenset(
@@ -206,9 +208,8 @@ class VLLMPolicy:
             raise ConfigurationError(
                 f"engine arguments must be JSON values, so that results can record them: {error}"
             ) from error
-        folder, source = _resolve(str(model), revision)
-        files = [folder / "config.json", *_check_folder(folder)]
-        digest = hashlib.sha256("".join(sha256_file(file) for file in files).encode())
+        folder, source = find_checkpoint(str(model), revision)
+        digest = check_checkpoint(folder)
         cut: dict[str, Any] = {"logprobs_mode": "processed_logprobs"}
         if _rewrites_logits(temperature, top_p):
             cut = {
@@ -240,7 +241,7 @@ class VLLMPolicy:
             stop_ids=_stop_ids(folder),
             source={
                 **source,
-                "sha256": digest.hexdigest(),
+                "sha256": digest,
                 "engine_arguments": told,
                 "versions": {
                     "torch": torch.__version__,
@@ -348,33 +349,16 @@ def _stop_ids(folder: Path) -> list[int]:
     return stop if isinstance(stop, list) else [] if stop is None else [stop]
 
 
-@dataclasses.dataclass
-class _Track:
-    """What a session knows of one episode.
-
-    Attributes:
-        episode: The episode; held so that its identity stays unique.
-        ids: Its conversation in tokens.
-        seen: Messages already in ``ids``.
-        said: The newest reply, which is in ``ids`` before it is in the messages.
-    """
-
-    episode: Episode
-    ids: list[int] = dataclasses.field(default_factory=list)
-    seen: int = 0
-    said: str | None = None
-
-
 class VLLMSession:
     """Replies for the episodes of one chunk; see :meth:`VLLMPolicy.open`."""
 
     def __init__(self, policy: VLLMPolicy, episodes: Sequence[Episode]) -> None:
         self._policy = policy
-        self._tracks = {id(episode): _Track(episode) for episode in episodes}
+        self._conversations = {id(episode): Conversation(episode) for episode in episodes}
 
     def close(self) -> None:
         """Forget the conversations; the engine lives on."""
-        self._tracks = {}
+        self._conversations = {}
 
     def reply(self, episodes: Sequence[Episode]) -> list[Reply | PolicyError]:
         """One reply per episode, in order.
@@ -390,92 +374,33 @@ class VLLMSession:
             ValueError: An episode does not belong to this session, no reply is due in it, or its
                 conversation is not the one so far.
         """
-        if len({id(episode) for episode in episodes}) < len(episodes):
-            raise ValueError("an episode was given twice")
-        tracks = [self._track(episode) for episode in episodes]
-        for track in tracks:
-            self._read(track)
         policy = self._policy
-        fitting = [track for track in tracks if len(track.ids) < policy.context]
+        due = read_due(self._conversations, episodes, policy.serializer)
+        fitting = [one for one in due if len(one.ids) < policy.context]
         outputs = policy.engine.generate(
-            [TokensPrompt(prompt_token_ids=track.ids) for track in fitting],
-            [
-                policy._parameters(track.episode, policy.context - len(track.ids))
-                for track in fitting
-            ],
+            [TokensPrompt(prompt_token_ids=one.ids) for one in fitting],
+            [policy._parameters(one.episode, policy.context - len(one.ids)) for one in fitting],
             use_tqdm=False,
         )
         answers = {
-            id(track): self._finish(track, output.outputs[0])
-            for track, output in zip(fitting, outputs, strict=True)
+            id(one): self._finish(one, output.outputs[0])
+            for one, output in zip(fitting, outputs, strict=True)
         }
-        return [answers.get(id(track)) or self._overflow(len(track.ids)) for track in tracks]
+        return [answers.get(id(one)) or overflow(policy.context, len(one.ids)) for one in due]
 
-    def _track(self, episode: Episode) -> _Track:
-        try:
-            return self._tracks[id(episode)]
-        except KeyError:
-            raise ValueError(
-                f"episode {episode.task_id!r} sample {episode.sample} is not one of the session's; "
-                "open a session over all episodes first"
-            ) from None
-
-    def _read(self, track: _Track) -> None:
-        """Append the tokens of messages that are new."""
-        messages = track.episode.messages
-        where = f"episode {track.episode.task_id!r} sample {track.episode.sample}"
-        if not messages or messages[-1].role != "user":
-            raise ValueError(
-                f"no reply is due in {where}: its conversation must end with a user message"
-            )
-        new = messages[track.seen :]
-        if track.seen == 0:
-            track.ids = self._whole(messages)
-        else:
-            answered = [] if track.said is None else [Message("assistant", track.said)]
-            between = new[len(answered) :]
-            goes_on = new[: len(answered)] == answered and bool(between) == bool(answered)
-            if not goes_on or any(message.role != "user" for message in between):
-                raise ValueError(
-                    f"the conversation of {where} does not go on from the reply given; open a new "
-                    "session over a changed conversation"
-                )
-            if between:
-                track.ids += self._policy.serializer.glue(between)
-        track.said, track.seen = None, len(messages)
-
-    def _whole(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens of a conversation in which others may have spoken already (a prefix)."""
-        serializer = self._policy.serializer
-        said = [i for i, message in enumerate(messages) if message.role == "assistant"]
-        if not said:
-            return list(serializer.opening(messages))
-        ids, _ = serializer.conversation(messages[: said[-1] + 1], [True] * len(said))
-        return ids + serializer.glue(messages[said[-1] + 1 :])
-
-    def _finish(self, track: _Track, output: Any) -> Reply | PolicyError:
+    def _finish(self, conversation: Conversation, output: Any) -> Reply | PolicyError:
         policy = self._policy
         tokens = list(output.token_ids)
+        prompt = len(conversation.ids)
         stopped = output.finish_reason == "stop"
         if not stopped and len(tokens) < policy.max_tokens:
-            return self._overflow(len(track.ids) + len(tokens))
-        prompt = len(track.ids)
-        track.ids += tokens
-        if tokens[-1] != policy.serializer.end_id:
-            track.ids.append(policy.serializer.end_id)
-        track.said = policy.serializer.decode(tokens)
+            return overflow(policy.context, prompt + len(tokens))
         return Reply(
-            text=track.said,
+            text=conversation.say(tokens, policy.serializer),
             token_ids=tuple(tokens),
             logprobs=tuple(
                 found[token].logprob for token, found in zip(tokens, output.logprobs, strict=True)
             ),
             finish="stop" if stopped else "length",
             prompt_tokens=prompt,
-        )
-
-    def _overflow(self, tokens: int) -> PolicyError:
-        return PolicyError(
-            f"the conversation does not fit the engine's context of {self._policy.context} tokens: "
-            f"it has {tokens} and the reply is not finished"
         )

@@ -439,11 +439,13 @@ def test_misuse_is_named() -> None:
     with pytest.raises(ValueError, match="given twice"):
         session.reply([episode, episode])
     (reply,) = ask(session, [episode])
+    with pytest.raises(ValueError, match="does not go on from the reply given"):
+        session.reply([episode])
     episode.messages.append(Message("assistant", reply.text))
     with pytest.raises(ValueError, match="must end with a user message"):
         session.reply([episode])
     episode.messages[-1:] = [Message("assistant", reply.text + "!"), Message("user", "x")]
-    with pytest.raises(ValueError, match="another reply than the one given"):
+    with pytest.raises(ValueError, match="does not go on from the reply given"):
         session.reply([episode])
     session.close()
     with pytest.raises(ValueError, match="not one of the session's"):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agentbench_prefix.dialogue import Message
 from agentbench_prefix.errors import CheckpointError
 from agentbench_prefix.serialization import ChatSerializer
-from agentbench_prefix.training.tokenizer import build_word_tokenizer
+from agentbench_prefix.training.tokenizer import (
+    CHAT_TEMPLATE,
+    SPECIAL_TOKENS,
+    build_word_tokenizer,
+)
 
 TEXTS = ["craft 4 oak planks using 1 oak logs\ncraft 1 chest using 8 planks", "get 1 oak logs"]
 
@@ -99,6 +105,115 @@ def test_a_template_that_trims_is_followed(tokenizer, content):
     serializer = ChatSerializer(trimming)
     text = trimming.decode(serializer.glue([Message("user", content)]))
     assert text == f"\n[user]{content.strip()}<|end|>\n[assistant]"
+
+
+def byte_level_tokenizer():
+    """BPE with merges, e.g. of ``|>``, trained on text that holds special tokens too."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator([*TEXTS, "<|end |> <|user |>"] * 3, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        extra_special_tokens=["<|system|>", "<|user|>", "<|assistant|>"],
+    )
+
+
+MAKERS = {"words": lambda: build_word_tokenizer(TEXTS, 500), "bytes": byte_level_tokenizer}
+TEMPLATES = {
+    "plain": CHAT_TEMPLATE,
+    "trimming": CHAT_TEMPLATE.replace("message.content", "message.content | trim"),
+}
+
+
+@pytest.fixture(scope="module", params=[(m, t) for m in MAKERS for t in TEMPLATES], ids="-".join)
+def any_serializer(request):
+    maker, template = request.param
+    tokenizer = MAKERS[maker]()
+    tokenizer.chat_template = TEMPLATES[template]
+    return ChatSerializer(tokenizer)
+
+
+def specials(serializer, ids):
+    return [i for i in ids if i in serializer.tokenizer.all_special_ids]
+
+
+# What stands in for a special token while a template is applied may be spelled as well.
+PIECES = st.one_of(
+    st.sampled_from([*SPECIAL_TOKENS, "QxZ0Zxq", "QxZ0Zx", "<|", "|>", " "]), st.text()
+)
+SPELLING = st.lists(PIECES, max_size=6).map("".join)
+
+
+@given(contents=st.lists(SPELLING, min_size=4, max_size=4))
+def test_content_never_becomes_special_tokens(any_serializer, contents):
+    serializer = any_serializer
+    roles = ("system", "user", "assistant", "user")
+    messages = [Message(*pair) for pair in zip(roles, contents, strict=True)]
+    messages.append(Message("assistant", contents[0]))
+    blank = [Message(m.role, "x") for m in messages]
+    ids, mask = serializer.conversation(messages, [True, True])
+    expected, _ = serializer.conversation(blank, [True, True])
+    assert specials(serializer, ids) == specials(serializer, expected)
+    pieces = [
+        serializer.opening(messages[:2]),
+        serializer.reply(contents[2]),
+        serializer.glue(messages[3:4]),
+        serializer.reply(contents[0]),
+    ]
+    assert ids == [*itertools.chain(*pieces)]
+    assert mask == [int(k % 2) for k, piece in enumerate(pieces) for _ in piece]
+    # No text is lost, nor added.
+    rendered = serializer.tokenizer.apply_chat_template(
+        [m.as_dict() for m in messages[:2]], tokenize=False, add_generation_prompt=True
+    )
+    assert serializer.tokenizer.decode(pieces[0], skip_special_tokens=False) == rendered
+    assert serializer.decode(pieces[1]) == contents[2]
+    trims = "trim" in serializer.tokenizer.chat_template
+    assert serializer.decode(pieces[2]) == (contents[3].strip() if trims else contents[3])
+
+
+@given(content=st.text())
+def test_content_without_special_tokens_is_encoded_with_its_template(any_serializer, content):
+    assume(not any(token in content for token in SPECIAL_TOKENS))
+    tokenizer = any_serializer.tokenizer
+    messages = [Message("user", content)]
+    rendered = tokenizer.apply_chat_template(
+        [m.as_dict() for m in messages], tokenize=False, add_generation_prompt=True
+    )
+    expected = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    assert any_serializer.opening(messages) == any_serializer.glue(messages) == expected
+
+
+def test_what_is_handed_out_may_be_changed(serializer):
+    for encode in (serializer.opening, serializer.glue):
+        first = encode(CONVERSATION[1:2])
+        kept = list(first)
+        first.append(-1)
+        assert encode(CONVERSATION[1:2]) == kept
+
+
+def test_a_tokenizer_that_cannot_split_its_end_token_is_refused():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.WordLevel({"<|end|>": 0, "?": 1}, unk_token="?"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", unk_token="?")
+    words.chat_template = CHAT_TEMPLATE
+    with pytest.raises(CheckpointError, match="split_special_tokens"):
+        ChatSerializer(words)
 
 
 def test_templates_that_cannot_serve_are_refused():
