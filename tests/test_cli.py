@@ -271,7 +271,7 @@ def test_weights_that_are_not_the_cards_are_warned_about(call, method, loaded, t
         "eval", "--method", "taught", "--model", tmp_path / "changed", "--tasks", 1
     )
     assert status == 0
-    assert "model.safetensors is not the file that its card describes" in err
+    assert "model.safetensors is not the file its card describes" in err
 
 
 def test_a_foreign_model_plays_the_only_environment(call, method, loaded, only_toy):
