@@ -135,7 +135,7 @@ class SupervisedMethod:
                 code_version=code_version(),
                 command=f"python -m agentbench_prefix.train --method {self.name} --env {env_id}",
             ),
-            contamination=contamination(env, drawn),
+            contamination=_contamination_if_stated(env, drawn),
             licence="Apache-2.0",
         ).save(beside)
         for path in beside.iterdir():
@@ -199,6 +199,15 @@ def _draws(
             drawn = draw(env, recipe, stage, index)
             found[canonical_json([drawn.task_id, drawn.options])] = (drawn.task_id, drawn.options)
     return list(found.values())
+
+
+def _contamination_if_stated(
+    env: TextEnv, drawn: list[tuple[str, dict[str, Any]]]
+) -> Contamination | None:
+    try:
+        return contamination(env, drawn)
+    except NotImplementedError:  # stating facts is optional for an environment
+        return None
 
 
 def contamination(
