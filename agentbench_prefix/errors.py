@@ -65,5 +65,9 @@ class PolicyError(AgentBenchError):
     """A policy could not produce a reply; the episode is recorded as an error."""
 
 
+class ContextLimitError(PolicyError):
+    """The conversation outgrew the model's context: the episode ends unsolved, not in error."""
+
+
 class EndpointError(PolicyError):
     """A model endpoint could not be reached or kept refusing."""

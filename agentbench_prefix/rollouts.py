@@ -8,9 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from agentbench_prefix.dialogue import Dialogue, Message
 from agentbench_prefix.env import JSON, TextEnv
-from agentbench_prefix.errors import PolicyError
+from agentbench_prefix.errors import ContextLimitError, PolicyError
 from agentbench_prefix.evaluation.records import EpisodeRecord, TurnRecord
 from agentbench_prefix.policies.base import Episode, Policy, Reply, Session
+
+CONTEXT_LIMIT = "context_limit"
+"""Failure category of an episode whose conversation outgrew the model's context."""
 
 
 def episode_seed(seed: int, task_id: str, sample: int) -> int:
@@ -57,7 +60,8 @@ def play(
     """Play a chunk of episodes to their ends, one reply each per turn.
 
     An episode for which the policy raises or returns a :class:`PolicyError` ends there and is
-    recorded as an error. Any other exception is a fault and is not caught.
+    recorded as an error; a :class:`ContextLimitError` ends it as a failure of a category of its
+    own. Any other exception is a fault and is not caught.
 
     Args:
         policy: Who plays.
@@ -103,6 +107,10 @@ class _Take:
 
     def advance(self, reply: Reply | PolicyError) -> None:
         """Play one turn; sets ``record`` when the episode is over."""
+        if isinstance(reply, ContextLimitError):
+            # The model's own doing, and the same again if retried: a failure, not an error.
+            self._finish(truncated=True, failure_category=CONTEXT_LIMIT)
+            return
         if isinstance(reply, PolicyError):
             self._finish(truncated=False, error=f"{type(reply).__name__}: {reply}")
             return
@@ -137,7 +145,14 @@ class _Take:
         if terminated or truncated:
             self._finish(truncated=truncated, success=info["success"])
 
-    def _finish(self, *, truncated: bool, success: bool = False, error: str | None = None) -> None:
+    def _finish(
+        self,
+        *,
+        truncated: bool,
+        success: bool = False,
+        error: str | None = None,
+        failure_category: str | None = None,
+    ) -> None:
         env = self.episode.env
         record = EpisodeRecord(
             env_id=env.env_id,
@@ -154,11 +169,11 @@ class _Take:
             n_turns=len(self.turns),
             truncated=truncated,
             error=error,
-            failure_category=None,
+            failure_category=failure_category,
             opening=self.opening,
             turns=tuple(self.turns),
         )
-        if not success and error is None:
+        if not success and error is None and failure_category is None:
             category = env.failure_category(record.played_turns())
             record = record.model_copy(update={"failure_category": category})
         self.record = record

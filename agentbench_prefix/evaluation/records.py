@@ -80,7 +80,7 @@ class EpisodeRecord(BaseModel):
         success: Whether the task was solved; ``False`` for an errored episode.
         reward: Sum of the turns' rewards.
         n_turns: Number of turns.
-        truncated: Whether the turn limit ended the episode.
+        truncated: Whether the turn limit, or the model's context, ended the episode.
         error: ``None``, or why the policy could not go on: the episode is then unfinished.
         failure_category: Why it failed; ``None`` if it was solved or errored.
         opening: Messages before the first reply.

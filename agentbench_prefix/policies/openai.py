@@ -13,13 +13,20 @@ import email.utils
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError
 
 from agentbench_prefix.env import JSON
-from agentbench_prefix.errors import ConfigurationError, EndpointError, MissingExtraError
+from agentbench_prefix.errors import (
+    ConfigurationError,
+    ContextLimitError,
+    EndpointError,
+    MissingExtraError,
+    PolicyError,
+)
 from agentbench_prefix.policies.base import Episode, Reply, reply_seed
 
 try:
@@ -233,8 +240,8 @@ class OpenAISession:
             self._client = stack.enter_context(self._portal.wrap_async_context_manager(client))
             self._resources = stack.pop_all()
 
-    def reply(self, episodes: Sequence[Episode]) -> Sequence[Reply | EndpointError]:
-        """One reply per episode, in order; an :class:`EndpointError` where the endpoint failed."""
+    def reply(self, episodes: Sequence[Episode]) -> Sequence[Reply | PolicyError]:
+        """One reply per episode, in order; a :class:`PolicyError` where there is none."""
         bodies = [self._policy._request(episode) for episode in episodes]
         future = self._portal.start_task_soon(self._replies, bodies)
         try:
@@ -246,10 +253,10 @@ class OpenAISession:
         """Close the client and end the thread; may be called again."""
         self._resources.close()
 
-    async def _replies(self, bodies: Sequence[bytes]) -> list[Reply | EndpointError]:
+    async def _replies(self, bodies: Sequence[bytes]) -> list[Reply | PolicyError]:
         return await asyncio.gather(*map(self._one, bodies))
 
-    async def _one(self, body: bytes) -> Reply | EndpointError:
+    async def _one(self, body: bytes) -> Reply | PolicyError:
         policy = self._policy
         attempts = AsyncRetrying(
             retry=retry_if_exception(lambda e: isinstance(e, _AttemptError) and e.retry),
@@ -263,6 +270,8 @@ class OpenAISession:
             try:
                 return await attempts(self._attempt, body)
             except _AttemptError as failure:
+                if failure.context:
+                    return ContextLimitError(f"{policy.url} {failure}")
                 n = attempts.statistics["attempt_number"]
                 return EndpointError(
                     f"POST {policy.url} (model {policy.model!r}) failed after {n} "
@@ -303,6 +312,10 @@ class OpenAISession:
             _REMEDIES.get(status, "check the server's log and base_url"),
             retry=status in _RETRIED_STATUSES or status >= 500,
             retry_after=retry_after,
+            # OpenAI's code, and the words that OpenAI and vLLM use.
+            context=status == 400
+            and re.search("context_length_exceeded|maximum context length", response.text)
+            is not None,
         )
 
     def _read(self, response: httpx.Response) -> Reply:
@@ -382,6 +395,7 @@ class _AttemptError(Exception):
         retry: Whether another attempt may succeed.
         unreachable: Whether no connection came about.
         retry_after: Seconds that the server asks to wait, 0 if it does not say.
+        context: Whether the conversation does not fit the model's context.
     """
 
     def __init__(
@@ -392,12 +406,14 @@ class _AttemptError(Exception):
         retry: bool = True,
         unreachable: bool = False,
         retry_after: float = 0.0,
+        context: bool = False,
     ) -> None:
         super().__init__(cause)
         self.remedy = remedy
         self.retry = retry
         self.unreachable = unreachable
         self.retry_after = retry_after
+        self.context = context
 
 
 def _failure(state: RetryCallState) -> _AttemptError:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from agentbench_prefix.dialogue import Message
 from agentbench_prefix.env import JSON
-from agentbench_prefix.errors import CheckpointError, ConfigurationError, PolicyError
+from agentbench_prefix.errors import CheckpointError, ConfigurationError, ContextLimitError
 from agentbench_prefix.files import sha256_file
 from agentbench_prefix.policies.base import Episode
 from agentbench_prefix.serialization import ChatSerializer
@@ -202,9 +202,9 @@ def read_due(
     return due
 
 
-def overflow(context: int, tokens: int) -> PolicyError:
+def overflow(context: int, tokens: int) -> ContextLimitError:
     """What to answer when ``tokens`` tokens of a conversation leave its reply no room."""
-    return PolicyError(
+    return ContextLimitError(
         f"the conversation does not fit the context of {context} tokens: it has {tokens} and the "
         "reply is not finished"
     )

@@ -7,7 +7,12 @@ import toy
 from toys import BARE, BRACKETED
 
 from agentbench_prefix.dialogue import Message
-from agentbench_prefix.errors import ConfigurationError, EndpointError, PolicyError
+from agentbench_prefix.errors import (
+    ConfigurationError,
+    ContextLimitError,
+    EndpointError,
+    PolicyError,
+)
 from agentbench_prefix.policies.base import Reply
 from agentbench_prefix.policies.scripted import OraclePolicy, RandomPolicy
 from agentbench_prefix.rollouts import episode_seed, play, start
@@ -205,3 +210,11 @@ def test_no_candidates_leave_the_random_policy_speechless():
 
     [record] = play(RandomPolicy(), [start(Mute(), BARE, "toy_0")])
     assert {turn.problem for turn in record.turns} == {"empty_action"}
+
+
+def test_a_conversation_that_outgrows_the_context_is_a_failure_and_no_error():
+    policy = Scripted(["look", ContextLimitError("2049 of 2048")], solution("toy_0"))
+    lost, solved = play(policy, episodes("toy_0", "toy_0"))
+    assert (lost.success, lost.error, lost.truncated) == (False, None, True)
+    assert (lost.n_turns, lost.failure_category) == (1, "context_limit")
+    assert solved.success

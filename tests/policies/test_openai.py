@@ -358,6 +358,15 @@ def test_lasting_failures_are_not_tried_again(status: int) -> None:
     assert "the reason" in message
 
 
+def test_a_conversation_too_long_for_the_model_is_the_models_failure() -> None:
+    complaint = "This model's maximum context length is 4096 tokens, however you requested 5000"
+    with serve(lambda _: failure(400, complaint)) as server:
+        [reply] = ask(policy(server), episode())
+    assert isinstance(reply, ContextLimitError)
+    assert complaint in str(reply)
+    assert len(server.seen) == 1
+
+
 def test_a_failing_episode_leaves_the_others_alone() -> None:
     def script(seen: Seen) -> Answer:
         return failure(503, "overloaded") if seen.opening == "bad" else echo(seen)
