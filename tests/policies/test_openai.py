@@ -19,7 +19,7 @@ from fake_openai_server import Answer, FakeServer, Seen, completion, failure
 
 from agentbench_prefix import Message, make
 from agentbench_prefix.dialogue import Dialogue, parse_bracketed
-from agentbench_prefix.errors import ConfigurationError, EndpointError
+from agentbench_prefix.errors import ConfigurationError, ContextLimitError, EndpointError
 from agentbench_prefix.policies import openai as module
 from agentbench_prefix.policies.base import Episode, Reply, reply_seed
 from agentbench_prefix.policies.openai import OpenAIPolicy
