@@ -45,6 +45,7 @@ class TrainingDescription(_Part):
         steps: Optimizer steps.
         tokens: Training tokens.
         minutes: Wall-clock minutes.
+        threads: Threads torch was given.
         code_version: See :func:`code_version`.
         command: Command that makes the checkpoint.
     """
@@ -55,6 +56,7 @@ class TrainingDescription(_Part):
     steps: int
     tokens: int
     minutes: float
+    threads: int
     code_version: str
     command: str
 
@@ -85,18 +87,22 @@ class SharedFacts(_Part):
     Attributes:
         tasks: Tasks.
         task_drawn: Those that were trained on themselves.
-        goal_known_as_goal: Those whose goal was also the goal of a training task.
-        goal_known: Those for which a solution of the goal occurs in a training task at all.
+        goal_trained: Those whose goal was solved the same way as a training task's goal.
+        goal_on_the_way: Those whose goal's solution solves or leads to a training task's goal.
+        goal_shown: Those whose goal's solution a training task showed, be it as a distractor.
         subgoal_facts: Facts on the way to the goals.
-        subgoal_facts_known: Those that occur in a training task.
+        subgoal_facts_on_the_way: Those that solve or lead to a training task's goal.
+        subgoal_facts_shown: Those that a training task showed.
     """
 
     tasks: int
     task_drawn: int
-    goal_known_as_goal: int
-    goal_known: int
+    goal_trained: int
+    goal_on_the_way: int
+    goal_shown: int
     subgoal_facts: int
-    subgoal_facts_known: int
+    subgoal_facts_on_the_way: int
+    subgoal_facts_shown: int
 
 
 class Contamination(_Part):
@@ -215,7 +221,8 @@ def render(card: CheckpointCard) -> str:
         "```",
         "",
         f"Seed {training.seed}, {training.steps:,} steps, {training.tokens:,} learned tokens, "
-        f"{training.minutes:.0f} minutes on one CPU thread, code `{training.code_version}`.",
+        f"{training.minutes:.0f} minutes on {training.threads} CPU thread(s), "
+        f"code `{training.code_version}`.",
         "",
         "```json",
         json.dumps({"data": training.data, "recipe": training.recipe}, indent=2, sort_keys=True),
@@ -242,26 +249,31 @@ def render(card: CheckpointCard) -> str:
             "",
             f"## What the `{card.contamination.split}` tasks share with the training data",
             "",
-            "A fact is what solves a goal or a step on the way to it, such as a recipe.",
+            "A fact is what solves a goal or a step on the way to it, such as a recipe. It was "
+            "shown if a training prompt held it, be it as a distractor.",
             "",
         ]
         lines += _table(
             (
                 "family",
                 "tasks",
-                "tasks trained on",
-                "goals trained for",
-                "goals whose solution was seen",
-                "facts of sub-goals seen",
+                "trained on",
+                "goal trained for",
+                "goal on the way to a trained one",
+                "goal's solution shown",
+                "sub-goal facts on the way",
+                "sub-goal facts shown",
             ),
             [
                 (
                     name,
                     str(shared.tasks),
                     str(shared.task_drawn),
-                    str(shared.goal_known_as_goal),
-                    str(shared.goal_known),
-                    f"{shared.subgoal_facts_known}/{shared.subgoal_facts}",
+                    str(shared.goal_trained),
+                    str(shared.goal_on_the_way),
+                    str(shared.goal_shown),
+                    f"{shared.subgoal_facts_on_the_way}/{shared.subgoal_facts}",
+                    f"{shared.subgoal_facts_shown}/{shared.subgoal_facts}",
                 )
                 for name, shared in sorted(card.contamination.rows.items(), key=_all_last)
             ],

@@ -27,7 +27,9 @@ def train_command(
         str | None,
         typer.Option(help="Start from this method's checkpoint, or this checkpoint folder."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of data and weights.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=10**9 - 1, help="Seed of data and weights.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder. Default: runs/train/ENV/METHOD-seedN.")

@@ -29,10 +29,12 @@ RESULT = {
 SHARED = {
     "tasks": 2,
     "task_drawn": 0,
-    "goal_known": 1,
-    "goal_known_as_goal": 0,
+    "goal_trained": 0,
+    "goal_on_the_way": 1,
+    "goal_shown": 2,
     "subgoal_facts": 7,
-    "subgoal_facts_known": 3,
+    "subgoal_facts_on_the_way": 3,
+    "subgoal_facts_shown": 5,
 }
 
 
@@ -54,6 +56,7 @@ def make_card(**changes) -> CheckpointCard:
                 steps=10,
                 tokens=20_000,
                 minutes=0.5,
+                threads=1,
                 code_version="abc",
                 command="python -m agentbench_prefix.train --method sft",
             ),
@@ -132,5 +135,5 @@ def test_the_page_shows_results_and_contamination(tmp_path):
     ).save(tmp_path)
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "| easy | 4/16 | 25.0 [10.0, 50.0] | 1/2 | 50.0 [0.0, 100.0] |" in page
-    assert "| all | 2 | 0 | 0 | 1 | 3/7 |" in page
+    assert "| all | 2 | 0 | 0 | 1 | 2 | 3/7 | 5/7 |" in page
     assert page.index("| easy |") < page.index("| all |")

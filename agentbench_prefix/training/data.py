@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from agentbench_prefix.env import JSON, TextEnv
+from agentbench_prefix.errors import ConfigurationError, UnknownNameError
+from agentbench_prefix.evaluation.runner import find_dialogue
+from agentbench_prefix.files import canonical_json
 from agentbench_prefix.serialization import ChatSerializer
 from agentbench_prefix.training.demonstrations import Demonstration, demonstrate, recite
 from agentbench_prefix.training.recipe import SFTRecipe, Stage
 
 POOL = 256
 """Demonstrations that are sorted by length and cut into batches together."""
-_IGNORE = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +64,8 @@ def draw(env: TextEnv, recipe: SFTRecipe, stage: Stage, index: int) -> Draw:
     """The ``index``-th draw of a recipe."""
     rng = np.random.Generator(np.random.Philox(key=[recipe.seed, index]))
     if stage.split == "generated":
-        # A block of ids shares a seed; blocks of different recipe seeds never meet.
         block, offset = divmod(index, POOL)
-        ids = env.generate_tasks(recipe.seed * 10**9 + block, POOL, **stage.parameters)
-        task_id = ids[offset]
+        task_id = _generated(env, recipe.seed, block, canonical_json(stage.parameters))[offset]
     else:
         task_id = _draw_task(env, stage, rng)
     options: dict[str, JSON] = {}
@@ -75,9 +77,15 @@ def draw(env: TextEnv, recipe: SFTRecipe, stage: Stage, index: int) -> Draw:
     return Draw(task_id, options, recipe.seed * 10**9 + index, detours, stage.recite)
 
 
+@functools.lru_cache(maxsize=4)
+def _generated(env: TextEnv, seed: int, block: int, parameters: str) -> tuple[str, ...]:
+    """A block of generated tasks; blocks of different recipe seeds never meet."""
+    return env.generate_tasks(seed * 10**9 + block, POOL, **json.loads(parameters))
+
+
 def play_draw(env: TextEnv, recipe: SFTRecipe, drawn: Draw) -> Demonstration:
     """Let the teacher play a draw, or recite from it."""
-    dialogue = env.dialogues()[recipe.dialogue]
+    dialogue = find_dialogue(env, recipe.dialogue)
     if drawn.recite:
         rng = np.random.Generator(np.random.Philox(key=[drawn.seed, 1]))
         return recite(env, drawn.task_id, dialogue, rng, drawn.recite, drawn.options)
@@ -104,6 +112,9 @@ def _draw_task(env: TextEnv, stage: Stage, rng: np.random.Generator) -> str:
     shares = np.array([stage.family_weights[name] for name in names])
     family = names[int(rng.choice(len(names), p=shares / shares.sum()))]
     members = [task for task in tasks if env.family(task) == family]
+    if not members:
+        known = sorted({env.family(task) for task in tasks})
+        raise UnknownNameError(f"family of split {stage.split}", family, known)
     return members[int(rng.integers(len(members)))]
 
 
@@ -129,6 +140,12 @@ def batches(
                 ids, weights = _weigh(demonstration, recipe, serializer)
                 if len(ids) <= recipe.max_length:
                     examples.append((ids, weights))
+        if not examples:
+            raise ConfigurationError(
+                f"no demonstration of {POOL} from {stage.split!r} tasks succeeds and fits "
+                f"max_length={recipe.max_length} tokens: raise max_length, or choose another "
+                "dialogue"
+            )
         examples.sort(key=lambda example: len(example[0]))
         groups: list[list[tuple[list[int], list[float]]]] = []
         for example in examples:
@@ -156,7 +173,7 @@ def _weigh(
     _, replies = serializer.conversation(demonstration.messages, [True] * len(flags))
     opening = replies.index(1)
     return ids, [
-        1.0 if m else recipe.observation_weight if i >= opening and not r else _IGNORE
+        1.0 if m else recipe.observation_weight if i >= opening and not r else 0.0
         for i, (m, r) in enumerate(zip(mask, replies, strict=True))
     ]
 

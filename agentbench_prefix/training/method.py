@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -20,10 +21,13 @@ from agentbench_prefix.cards import (
 )
 from agentbench_prefix.env import TextEnv
 from agentbench_prefix.errors import CheckpointError, ConfigurationError, UnknownNameError
+from agentbench_prefix.evaluation.runner import differences, find_dialogue
 from agentbench_prefix.files import canonical_json, sha256_file, write_json_atomic
+from agentbench_prefix.policies.tokens import check_checkpoint, find_checkpoint
 from agentbench_prefix.serialization import ChatSerializer
 from agentbench_prefix.training.recipe import SFTRecipe, load_recipe
 
+RUN = "run.json"
 TOKENIZER_SAMPLE = 4096
 """Demonstrations a new tokenizer's vocabulary is counted on."""
 
@@ -83,20 +87,23 @@ class SupervisedMethod:
         from agentbench_prefix.training.sft import run_sft
 
         recipe = self.recipe(env_id, **overrides)
-        checkpoint = out / "checkpoint"
-        if (checkpoint / "model.safetensors").is_file():
-            card = CheckpointCard.load(checkpoint)
-            if card is not None and card.training.recipe == recipe.model_dump(mode="json"):
-                return checkpoint
-            raise ConfigurationError(
-                f"{checkpoint} was trained with another recipe; choose another --out, or remove it"
-            )
+        given = {name: value for name, value in overrides.items() if value is not None}
         env = registry.make(env_id)
-        out.mkdir(parents=True, exist_ok=True)
-        write_json_atomic(out / "recipe.json", recipe.model_dump(mode="json"))
+        dialogue = find_dialogue(env, recipe.dialogue)
         torch.manual_seed(recipe.seed)
         model, tokenizer, origin = _start(recipe, env)
         serializer = ChatSerializer(tokenizer)
+        identity = {
+            "recipe": recipe.model_dump(mode="json"),
+            "init": origin,
+            "tokenizer": serializer.fingerprint(),
+            "data_hash": env.data_hash,
+        }
+        _claim(out, identity)
+        checkpoint = out / "checkpoint"
+        if (checkpoint / "model.safetensors").is_file():
+            return checkpoint
+        code = code_version()
 
         def report(step: int, loss: float) -> None:
             if progress is not None:
@@ -112,8 +119,8 @@ class SupervisedMethod:
             method=self.name,
             env_id=env_id,
             data_hash=env.data_hash,
-            dialogue=env.dialogues()[recipe.dialogue].label,
-            max_tokens=env.dialogues()[recipe.dialogue].max_tokens,
+            dialogue=dialogue.label,
+            max_tokens=dialogue.max_tokens,
             tokenizer_fingerprint=serializer.fingerprint(),
             model_sha256=sha256_file(beside / "model.safetensors"),
             model=ModelDescription(
@@ -132,8 +139,12 @@ class SupervisedMethod:
                 steps=summary["steps"],
                 tokens=summary["tokens"],
                 minutes=round(summary["minutes"], 1),
-                code_version=code_version(),
-                command=f"python -m agentbench_prefix.train --method {self.name} --env {env_id}",
+                threads=torch.get_num_threads(),
+                code_version=code,
+                command=" ".join(
+                    [f"python -m agentbench_prefix.train --method {self.name} --env {env_id}"]
+                    + [f"--{name.replace('_', '-')} {value}" for name, value in given.items()]
+                ),
             ),
             contamination=_contamination_if_stated(env, drawn),
             licence="Apache-2.0",
@@ -167,23 +178,42 @@ def _start(recipe: SFTRecipe, env: TextEnv) -> tuple[Any, Any, dict[str, Any]]:
             **recipe.model,
         )
         return Qwen3ForCausalLM(config), tokenizer, {"from": "scratch"}
-    folder: Path | None = Path(recipe.init)
-    if recipe.init in registry.methods():
-        folder = registry.method(recipe.init).checkpoint(recipe.env_id)
-        if folder is None:
+    if recipe.init in registry.method_names():
+        shipped = registry.method(recipe.init).checkpoint(recipe.env_id)
+        if shipped is None:
             raise CheckpointError(
                 f"method {recipe.init!r} ships no checkpoint for {recipe.env_id}: train it with "
                 f"python -m agentbench_prefix.train --method {recipe.init} --env {recipe.env_id} "
                 "and pass its folder with --init"
             )
-    if folder is None or not (folder / "model.safetensors").is_file():
-        raise CheckpointError(
-            f"{recipe.init!r} is no folder with model.safetensors, and no registered method; give "
-            "--init a checkpoint folder"
-        )
+        folder, source = shipped, {}
+    else:
+        folder, source = find_checkpoint(recipe.init, None)
+    sha256 = check_checkpoint(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", use_safetensors=True)
-    origin = {"from": recipe.init, "model_sha256": sha256_file(folder / "model.safetensors")}
+    origin = {"from": recipe.init, **source, "sha256": sha256}
     return model, AutoTokenizer.from_pretrained(folder), origin
+
+
+def _claim(out: Path, identity: dict[str, Any]) -> None:
+    """Write what identifies the run, or check that the folder's run is the same."""
+    path = out / RUN
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            write_json_atomic(path, identity)
+            return
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"the run folder {out} cannot be used ({error}): choose another with --out"
+        ) from error
+    changed = differences(stored, identity)
+    if changed:
+        raise ConfigurationError(
+            f"{out} holds another training run ({'; '.join(changed)}): choose another folder with "
+            "--out, or remove it"
+        )
 
 
 def _draws(
@@ -221,11 +251,13 @@ def contamination(
         split: Split to examine.
     """
     goals: set[str] = set()
-    known: set[str] = set()
+    used: set[str] = set()
+    shown: set[str] = set()
     for task_id, options in drawn:
         facts = env.solution_facts(task_id, options)
         goals |= facts["goal"]
-        known |= facts["goal"] | facts["subgoals"]
+        used |= facts["goal"] | facts["subgoals"]
+        shown |= facts["shown"]
     trained = {task_id for task_id, _ in drawn}
     rows: dict[str, Counter[str]] = {}
     for task_id in env.tasks(split):
@@ -233,10 +265,12 @@ def contamination(
         counts = {
             "tasks": 1,
             "task_drawn": int(task_id in trained),
-            "goal_known_as_goal": int(bool(facts["goal"] & goals)),
-            "goal_known": int(bool(facts["goal"] & known)),
+            "goal_trained": int(bool(facts["goal"] & goals)),
+            "goal_on_the_way": int(bool(facts["goal"] & used)),
+            "goal_shown": int(bool(facts["goal"] & shown)),
             "subgoal_facts": len(facts["subgoals"]),
-            "subgoal_facts_known": len(facts["subgoals"] & known),
+            "subgoal_facts_on_the_way": len(facts["subgoals"] & used),
+            "subgoal_facts_shown": len(facts["subgoals"] & shown),
         }
         for row in (env.family(task_id), "all"):
             rows.setdefault(row, Counter()).update(counts)

@@ -1,4 +1,8 @@
-"""Recipes of supervised training: everything that decides a run, as one validated value."""
+"""Recipes of supervised training, as one validated value.
+
+What a recipe does not name is fixed in the code: gradients are clipped to norm 1, Muon's momentum
+is 0.95, AdamW's betas are 0.9 and 0.95.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +74,7 @@ class SFTRecipe(_Strict):
     init: str = "scratch"
     model: dict[str, Any] = Field(default_factory=dict)
     vocabulary_size: int = 1216
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=10**9)
     steps: int = Field(gt=0)
     schedule_steps: int | None = Field(default=None, gt=0)
     tokens_per_step: int = Field(default=2048, gt=0)

@@ -186,14 +186,21 @@ def _load_state(
     path = folder / "state.json"
     if not path.exists():
         return fresh
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    saved = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        tensors = load_file(folder / saved["tensors"])
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ConfigurationError(
+            f"the saved state in {folder} cannot be read ({error}): remove that folder to begin "
+            "again"
+        ) from error
     if saved["recipe_sha256"] != key:
         raise ConfigurationError(
             f"{folder.parent} holds a run of another recipe; choose another --out, or remove it"
         )
-    tensors = load_file(folder / saved["tensors"])
     parameters = dict(model.named_parameters())
     optimizer_of = {
         p: optimizer

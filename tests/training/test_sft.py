@@ -144,7 +144,15 @@ def test_observations_weigh_little_and_the_opening_nothing(env, serializer):
         opening = ids.index(end) + 1
         assert not any(weights[:opening])
         assert set(weights) <= {0.0, 0.25, 1.0}
-        assert 0.25 in weights or weights.count(1.0) > 0
+        # Replies and their end tokens weigh 1, the observations between them 0.25, padding 0.
+        text = serializer.tokenizer
+        reply = text.convert_tokens_to_ids("<|assistant|>")
+        expected, inside = [], False
+        for position, token in enumerate(ids):
+            after = opening <= position and token != 0
+            expected.append(1.0 if inside else 0.25 if after and position > opening else 0.0)
+            inside = (inside and token != end) or token == reply
+        assert weights == expected
 
 
 def test_batches_fit_and_can_be_entered_at_any_step(env, serializer):
@@ -215,15 +223,16 @@ def test_another_recipe_in_the_same_folder_is_refused(env, serializer, tmp_path)
 
 def test_contamination_counts_what_was_trained_on(env):
     table = contamination(env, [(task, {}) for task in env.tasks("test")]).rows["all"]
-    assert table.task_drawn == table.tasks == table.goal_known_as_goal == 100
-    assert table.subgoal_facts_known == table.subgoal_facts
+    assert table.task_drawn == table.tasks == table.goal_trained == table.goal_shown == 100
+    assert table.subgoal_facts_on_the_way == table.subgoal_facts
     table = contamination(env, [("generated_1_0_d3", {})]).rows["all"]
-    assert table.goal_known == table.subgoal_facts_known == 0
+    assert table.goal_shown == table.subgoal_facts_shown == 0
     renamed = contamination(env, [(task, {"rename_seed": 1}) for task in env.tasks("train")])
     plain = contamination(env, [(task, {}) for task in env.tasks("train")])
-    assert renamed.rows["all"].subgoal_facts_known == 0
-    assert plain.rows["all"].subgoal_facts_known > 0
-    assert plain.rows["all"].goal_known_as_goal == 0
+    assert renamed.rows["all"].subgoal_facts_shown == 0
+    row = plain.rows["all"]
+    assert 0 == row.goal_trained < row.goal_on_the_way < row.goal_shown
+    assert 0 < row.subgoal_facts_on_the_way < row.subgoal_facts_shown
 
 
 @pytest.mark.parametrize(

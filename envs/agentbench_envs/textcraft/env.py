@@ -13,12 +13,12 @@ from typing import Any, ClassVar, NamedTuple
 from agentbench_envs.textcraft import worlds
 from agentbench_envs.textcraft.book import Recipe, RecipeBook, official_book, spoken
 from agentbench_envs.textcraft.dialogue import DIALOGUES
-from agentbench_envs.textcraft.planner import Craft, Get, Step, plan
+from agentbench_envs.textcraft.planner import Get, Step, plan
 from agentbench_envs.textcraft.teacher import PlannerTeacher
 from agentbench_prefix.dialogue import Dialogue
 from agentbench_prefix.env import JSON, Outcome, PlayedTurn, TextEnv
 from agentbench_prefix.errors import UnknownNameError
-from agentbench_prefix.files import sha256_text
+from agentbench_prefix.files import canonical_json, sha256_text
 
 # What the game reads, as the original does: anchored at the start only.
 _CRAFT = re.compile(r"craft (.*) using (.*)")
@@ -153,7 +153,7 @@ class TextCraftEnv(TextEnv):
 
     @property
     def data_hash(self) -> str:
-        """Hash of the manifest, which holds the hashes of the book and of every prompt."""
+        """Hash of the recipe book, the splits and the hash of every prompt."""
         return _data_hash()
 
     def generate_tasks(
@@ -287,11 +287,15 @@ class TextCraftEnv(TextEnv):
     def solution_facts(
         self, task_id: str, options: Mapping[str, JSON] | None = None
     ) -> Mapping[str, frozenset[str]]:
-        """Recipe lines of the goal, and those of every other item in its recipe tree."""
-        book, goal, _ = _setting_of(task_id, options or {})
+        """Recipe lines: of the goal, of every other item in its recipe tree, all in the prompt."""
+        book, goal, commands = _setting_of(task_id, options or {})
         tree = book.tree(goal)
         goal_lines = frozenset(line for line, recipe in tree.items() if recipe.output == goal)
-        return {"goal": goal_lines, "subgoals": frozenset(tree) - goal_lines}
+        return {
+            "goal": goal_lines,
+            "subgoals": frozenset(tree) - goal_lines,
+            "shown": frozenset(commands),
+        }
 
     def failure_category(self, turns: Sequence[PlayedTurn]) -> str:
         """Category of the final observation, after Prefix-GRPO section 9.3.
@@ -444,7 +448,9 @@ def _index() -> dict[str, int]:
 
 @functools.cache
 def _data_hash() -> str:
-    return sha256_text(files(__package__).joinpath("data/manifest.json").read_text("utf-8"))
+    prompts = {task: entry["prompt_sha256"] for task, entry in manifest()["tasks"].items()}
+    content = [TextCraftEnv.env_id, official_book().content_hash, manifest()["splits"], prompts]
+    return sha256_text(canonical_json(content))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -476,6 +482,3 @@ def _salt(task_id: str, distractor_seed: int | None) -> str:
 @functools.lru_cache(maxsize=64)
 def _by_line(book: RecipeBook) -> dict[str, Recipe]:
     return {recipe.line: recipe for recipe in book.recipes}
-
-
-__all__ = ["Craft", "Get", "TextCraftEnv", "manifest"]

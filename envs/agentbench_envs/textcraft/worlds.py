@@ -150,7 +150,10 @@ class _Builder:
             name, is_tag = self.ingredient(below)
             inputs[name] = Ingredient(name, self.count(_INPUT_COUNTS), is_tag)
         shuffled = tuple(self.random.shuffled(list(inputs.values())))
-        self.recipes.append(Recipe(output, self.count(_OUTPUT_COUNTS), tag, shuffled))
+        made = Recipe(output, self.count(_OUTPUT_COUNTS), tag, shuffled)
+        # A second recipe that takes what the first takes would promise what the game never does.
+        if all(r.output != output or set(r.inputs) != set(shuffled) for r in self.recipes):
+            self.recipes.append(made)
 
     def distractors(self) -> None:
         """Recipes that share ingredients with those there are, and are of no use."""
