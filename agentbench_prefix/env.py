@@ -278,8 +278,9 @@ class TextEnv(gym.Env[str, str]):
             options: Its reset options.
 
         Returns:
-            ``"goal"`` (what solves the task itself) and ``"subgoals"`` (what leads there). Facts of
-            two tasks are the same knowledge exactly if they are equal.
+            ``"goal"`` (what solves the task itself), ``"subgoals"`` (what leads there) and
+            ``"shown"`` (all that the player is shown). Facts of two tasks are the same knowledge
+            exactly if they are equal.
         """
         raise NotImplementedError(f"{self.env_id} does not state what its solutions know")
 
