@@ -13,8 +13,9 @@ import torch
 
 import agentbench_prefix
 from agentbench_prefix.cards import CheckpointCard
-from agentbench_prefix.errors import ConfigurationError
+from agentbench_prefix.errors import ConfigurationError, UnknownNameError
 from agentbench_prefix.files import sha256_file
+from agentbench_prefix.policies.tokens import check_checkpoint
 from agentbench_prefix.registry import method
 from agentbench_prefix.serialization import ChatSerializer
 from agentbench_prefix.training.data import Batch, batches, draw, play_draw
@@ -221,6 +222,26 @@ def test_another_recipe_in_the_same_folder_is_refused(env, serializer, tmp_path)
         run_sft(RECIPE, make_model(), serializer, env, tmp_path)
 
 
+def test_what_cannot_be_trained_on_is_named(env, serializer):
+    short = RECIPE.model_copy(update={"max_length": 5})
+    with pytest.raises(ConfigurationError, match="max_length=5 tokens"):
+        next(batches(env, short, serializer))
+    stage = Stage(until=1, family_weights={"depth_9": 1})
+    with pytest.raises(UnknownNameError, match="depth_9"):
+        next(batches(env, RECIPE.model_copy(update={"stages": (stage,)}), serializer))
+    with pytest.raises(UnknownNameError, match="odd"):
+        next(batches(env, RECIPE.model_copy(update={"dialogue": "odd"}), serializer))
+
+
+def test_a_broken_saved_state_is_named(env, serializer, tmp_path):
+    short = RECIPE.model_copy(update={"steps": 2})
+    run_sft(short, make_model(), serializer, env, tmp_path)
+    for damage in ("state-2.safetensors", "state.json"):
+        (tmp_path / "resume" / damage).write_bytes(b"{")
+        with pytest.raises(ConfigurationError, match="remove that folder to begin again"):
+            run_sft(short, make_model(), serializer, env, tmp_path)
+
+
 def test_contamination_counts_what_was_trained_on(env):
     table = contamination(env, [(task, {}) for task in env.tasks("test")]).rows["all"]
     assert table.task_drawn == table.tasks == table.goal_trained == table.goal_shown == 100
@@ -283,7 +304,7 @@ def test_the_command_trains_a_checkpoint_and_the_next_method_from_it(tmp_path):
     assert str(out / "checkpoint") in again.stdout
     other = run("--method", "base", "--out", str(out), *arguments[:-1], "3")
     assert other.returncode == 2
-    assert "another recipe" in other.stderr
+    assert "holds another training run (recipe.steps is 2 there, 3 now)" in other.stderr
 
     done = run(
         "--method",
@@ -297,7 +318,8 @@ def test_the_command_trains_a_checkpoint_and_the_next_method_from_it(tmp_path):
     assert done.returncode == 0, done.stderr
     tuned = CheckpointCard.load(tmp_path / "sft/checkpoint")
     assert tuned is not None
-    assert tuned.training.data["init"]["model_sha256"] == card.model_sha256
+    assert tuned.training.data["init"]["sha256"] == check_checkpoint(out / "checkpoint")
+    assert f"--init {out / 'checkpoint'} --steps 2" in tuned.training.command
     assert tuned.tokenizer_fingerprint == card.tokenizer_fingerprint
 
 
@@ -309,7 +331,7 @@ def test_the_command_trains_a_checkpoint_and_the_next_method_from_it(tmp_path):
         (("--method", "sft", "--env", "TextCraft-v0", "--tier", "huge"), "unknown tier 'huge'"),
         (
             ("--method", "sft", "--env", "TextCraft-v0", "--init", "/nowhere"),
-            "'/nowhere' is no folder",
+            "no checkpoint folder '/nowhere'",
         ),
     ],
 )
