@@ -113,6 +113,16 @@ def test_the_wheel_holds_three_packages_and_their_data(wheel):
         "agentbench_envs/textcraft/data/book.json",
         "agentbench_envs/textcraft/data/manifest.json",
         "agentbench_baselines/py.typed",
+        *(
+            f"agentbench_baselines/{path}"
+            for policy in ("base", "sft")
+            for path in (
+                f"recipes/TextCraft-v0/{policy}.yaml",
+                f"checkpoints/TextCraft-v0/{policy}/model.safetensors",
+                f"checkpoints/TextCraft-v0/{policy}/tokenizer.json",
+                f"checkpoints/TextCraft-v0/{policy}/agentbench_card.json",
+            )
+        ),
     ):
         assert name in names
     assert not [name for name in names if "__pycache__" in name or name.endswith((".pkl", ".pt"))]
