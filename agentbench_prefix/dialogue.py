@@ -68,14 +68,17 @@ def parse_bracketed(reply: str) -> ParsedReply:
 
     Thinking blocks are removed first, so brackets in a thought are no action. Text around the
     brackets is allowed; text after them is noted. No action is executed when there are two:
-    guessing which one was meant would reward ignoring the format.
+    guessing which one was meant would reward ignoring the format. Nor is one when a third bracket
+    touches the two (``[[[x]]``, ``[[x]]]``), which is reported as nested: it may be a stray one or
+    belong to the action. Single brackets inside need a space there, ``[[ look [up] ]]``.
     """
     text, notes, unclosed = _strip_thinking(reply)
     if unclosed:
         return ParsedReply(None, "unclosed_thinking", notes)
     before, mark, _ = text.rpartition("]]")
     found = list(_BRACKETED.finditer(before + mark))
-    if any("[[" in match.group(1) for match in found):
+    # From the second bracket on, so that a third one touching it counts.
+    if any("[[" in text[m.start() + 1 : m.end()] or text.startswith("]", m.end()) for m in found):
         return ParsedReply(None, "nested_brackets", notes)
     if not found:
         return ParsedReply(None, "no_action", notes)

@@ -8,15 +8,15 @@ methods marked *to implement*.
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import dataclasses
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
 import gymnasium as gym
-import numpy as np
 
 from agentbench_prefix.errors import (
     EnvironmentUsageError,
@@ -69,7 +69,7 @@ class Snapshot:
         turn: Turns taken so far.
         ended: Whether the episode is over.
         state: The environment's own state.
-        rng: State of the environment's random generator, or ``None`` if it has none yet.
+        rng: State of the environment's random generator.
     """
 
     env_id: str
@@ -94,12 +94,40 @@ class Snapshot:
             SnapshotError: The text is not a snapshot.
         """
         try:
-            value = json.loads(text)
-            return cls(**value)
-        except (TypeError, ValueError) as error:
+            snapshot = cls(**json.loads(text))
+            snapshot.check_types()
+        except (TypeError, ValueError, RecursionError) as error:
             raise SnapshotError(
                 f"not a snapshot: {error}; expected the text that Snapshot.to_json() returned"
             ) from error
+        return snapshot
+
+    def check_types(self) -> None:
+        """Check that every field has its type; what they say is for the environment to judge.
+
+        Raises:
+            SnapshotError: One has not; the message names it.
+        """
+        state = self.state if isinstance(self.state, dict) else {}
+        for name, value, kind in (
+            ("env_id", self.env_id, str),
+            ("data_hash", self.data_hash, str),
+            ("task_id", self.task_id, str),
+            ("options", self.options, dict),
+            ("arguments", self.arguments, dict),
+            ("turn", self.turn, int),
+            ("ended", self.ended, bool),
+            ("state", self.state, dict),
+            ("state['success']", state.get("success"), bool),
+            ("state['observation']", state.get("observation"), str),
+            ("rng", self.rng, dict),
+        ):
+            if type(value) is not kind:
+                raise SnapshotError(f"snapshot.{name} must be {kind.__name__}, got {value!r:.100}")
+        if self.turn < 0:
+            raise SnapshotError(f"snapshot.turn must be 0 or more, got {self.turn}")
+        if "env" not in state:
+            raise SnapshotError("snapshot.state lacks 'env', the environment's own state")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +167,17 @@ class PlayedTurn:
     valid: bool
 
 
+_EPISODE = (
+    "_task_id",
+    "_family",
+    "_options",
+    "_turn",
+    "_ended",
+    "_success",
+    "_last_observation",
+)
+
+
 class TextEnv(gym.Env[str, str]):
     """A multi-turn text environment that can be put back exactly into any state.
 
@@ -149,7 +188,8 @@ class TextEnv(gym.Env[str, str]):
 
     Args:
         max_turns: Turn limit. The step that reaches it without ending the task is truncated.
-            ``None`` means no limit. Prefix turns count toward it.
+            ``None`` means no limit; leaving it out gives :attr:`default_max_turns`. Prefix turns
+            count toward it unless ``reset`` is asked for a fresh budget.
         split: Split from which ``reset`` draws when no task is named.
         render_mode: ``"ansi"`` or ``None``.
     """
@@ -158,7 +198,7 @@ class TextEnv(gym.Env[str, str]):
     env_id: ClassVar[str]
     """Registered id with version; results, corpora and checkpoints carry it."""
     default_max_turns: ClassVar[int]
-    """Turn limit that ``gym.make(env_id)`` gives."""
+    """Turn limit where ``max_turns`` is left out, as by ``gym.make(env_id)``."""
     task_options: ClassVar[frozenset[str]] = frozenset()
     """Reset options of this environment that change the task."""
     rule_arguments: ClassVar[tuple[str, ...]] = ()
@@ -166,10 +206,17 @@ class TextEnv(gym.Env[str, str]):
     union_splits: ClassVar[tuple[str, ...]] = ()
     """Splits made of others, such as ``"all"``; no other two splits share a task."""
     accepts_steps_after_end: bool = False
+    """Whether the game goes on after its end, in prefixes too."""
 
     def __init__(
-        self, *, max_turns: int | None, split: str = "train", render_mode: str | None = None
+        self,
+        *,
+        max_turns: int | EllipsisType | None = ...,
+        split: str = "train",
+        render_mode: str | None = None,
     ) -> None:
+        if max_turns is ...:
+            max_turns = self.default_max_turns
         if max_turns is not None and (
             isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1
         ):
@@ -305,9 +352,9 @@ class TextEnv(gym.Env[str, str]):
         Args:
             seed: Seeds the randomness inside the episode, and picks the task when none is named.
             options: ``task_id`` (str), ``split`` (str, draw from this split),
-                ``prefix_actions`` (actions to replay; ``None`` stands for a turn without an
-                action), ``fresh_budget`` (bool, the prefix does not count toward the turn
-                limit), and the environment's own ``task_options``.
+                ``prefix_actions`` (list or tuple of actions to replay; ``None`` stands for a turn
+                without an action), ``fresh_budget`` (bool, the prefix does not count toward the
+                turn limit, however long it is), and the environment's own ``task_options``.
 
         Returns:
             The observation after the prefix (or the first one) and ``info``. With a prefix,
@@ -316,7 +363,10 @@ class TextEnv(gym.Env[str, str]):
 
         Raises:
             UnknownNameError: Unknown task, split or option.
-            PrefixError: The episode ends inside the prefix.
+            PrefixError: ``prefix_actions`` is of another type, or the episode ends inside the
+                prefix and the environment does not accept steps after the end.
+
+        Whatever is raised, the running episode stays as it was.
         """
         given = dict(options or {})
         common = {"task_id", "split", "prefix_actions", "fresh_budget"}
@@ -326,52 +376,61 @@ class TextEnv(gym.Env[str, str]):
         split = given.get("split", self.split)
         if split not in self.splits():
             raise UnknownNameError("split", split, self.splits())
-        prefix = given.get("prefix_actions") or ()
-        if isinstance(prefix, str) or not all(a is None or isinstance(a, str) for a in prefix):
+        prefix = given.get("prefix_actions")
+        if prefix is None:
+            prefix = ()
+        if not isinstance(prefix, list | tuple) or not all(
+            action is None or isinstance(action, str) for action in prefix
+        ):
             raise PrefixError(
-                "prefix_actions must be a list of strings (or None for an empty turn)"
+                "prefix_actions must be a list or tuple of strings (None for an empty turn), got "
+                f"{prefix!r:.100}"
             )
         task_id = given.get("task_id")
         if task_id is not None and not isinstance(task_id, str):
             raise UnknownNameError("task_id", task_id, self.tasks(split)[:3], "Task ids are text.")
         task_options = {name: given[name] for name in sorted(given) if name in self.task_options}
-        generator = self._np_random, self._np_random_seed
-        super().reset(seed=seed)
-        if task_id is None:
-            tasks = self.tasks(split)
-            task_id = tasks[int(self.np_random.integers(len(tasks)))]
-
-        try:
+        # Without a prefix only _begin can refuse, which it does before it changes anything.
+        with self._put_back_on_error(episode=bool(prefix)):
+            super().reset(seed=seed)
+            if task_id is None:
+                tasks = self.tasks(split)
+                task_id = tasks[int(self.np_random.integers(len(tasks)))]
             observation = self._begin(task_id, task_options)
-        except Exception:
-            # A refused reset leaves the running episode as it was, its generator included.
-            self._np_random, self._np_random_seed = generator
-            raise
-        self._task_id, self._family = task_id, self.family(task_id)
-        self._options = task_options
-        self._turn, self._ended, self._success = 0, False, False
-        self._last_observation = observation
-        if not prefix:
-            return observation, self._info(valid=True)
+            self._task_id, self._family = task_id, self.family(task_id)
+            self._options = task_options
+            self._turn, self._ended, self._success = 0, False, False
+            self._last_observation = observation
+            if not prefix:
+                return observation, self._info(valid=True)
+            limit = self.max_turns
+            if given.get("fresh_budget"):
+                self.max_turns = None
+            try:
+                observation, info = self._replay(prefix)
+            finally:
+                self.max_turns = limit
+            if given.get("fresh_budget"):
+                self._turn = info["turn"] = 0
+            return observation, info
 
-        seen = [observation]
+    def _replay(self, prefix: Sequence[str | None]) -> tuple[str, dict[str, Any]]:
+        """Play a prefix that is not empty; what :meth:`reset` returns after it."""
+        seen = [self._last_observation]
         info: dict[str, Any] = {}
         for index, action in enumerate(prefix):
             if action is None:
                 observation, _, terminated, truncated, info = self.skip_turn("")
             else:
                 observation, _, terminated, truncated, info = self.step(action)
-            if terminated or truncated:
+            if (terminated or truncated) and not self.accepts_steps_after_end:
                 raise PrefixError(
                     f"prefix_actions end the episode at turn {index + 1} of {len(prefix)} in task "
-                    f"{task_id!r} ({action!r} -> {observation!r}); shorten the prefix or raise "
-                    f"max_turns (now {self.max_turns})"
+                    f"{self._task_id!r} ({action!r} -> {observation!r}); shorten the prefix or "
+                    f"raise max_turns (now {self.max_turns})"
                 )
             seen.append(observation)
-        if given.get("fresh_budget"):
-            self._turn = 0
-            info["turn"] = 0
-        return observation, {**info, "prefix_observations": seen[:-1]}
+        return seen.pop(), {**info, "prefix_observations": seen}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play one turn.
@@ -428,7 +487,10 @@ class TextEnv(gym.Env[str, str]):
         return self._last_observation
 
     def arguments(self) -> dict[str, JSON]:
-        """Return the constructor arguments that change the rules or the limit, for manifests."""
+        """Return the constructor arguments that change the rules or the limit, for manifests.
+
+        Given to the constructor again, they make the same environment.
+        """
         return {
             "max_turns": self.max_turns,
             **{name: getattr(self, name) for name in self.rule_arguments},
@@ -454,7 +516,8 @@ class TextEnv(gym.Env[str, str]):
                 "observation": self._last_observation,
                 "env": self._get_state(),
             },
-            rng=None if self._np_random is None else _rng_to_json(self._np_random),
+            # Without a seed Gymnasium makes the generator here, so that chance is fixed, too.
+            rng=cast("JSON", self.np_random.bit_generator.state),
         )
 
     def restore(self, snapshot: Snapshot) -> str:
@@ -464,8 +527,16 @@ class TextEnv(gym.Env[str, str]):
             The last observation of that state.
 
         Raises:
-            SnapshotError: The snapshot is of another environment, version, data or rules.
+            SnapshotError: The snapshot is of another environment, version, data or rules, or
+                something in it is not what :meth:`snapshot` returns. The running episode stays
+                as it was.
         """
+        if not isinstance(snapshot, Snapshot):
+            raise SnapshotError(
+                f"restore takes a Snapshot, got {type(snapshot).__name__}: "
+                "read text with Snapshot.from_json"
+            )
+        snapshot.check_types()
         mine = {
             "env_id": self.env_id,
             "data_hash": self.data_hash,
@@ -482,22 +553,54 @@ class TextEnv(gym.Env[str, str]):
                     f"snapshot has {name}={theirs.get(name)!r}, this environment has "
                     f"{mine.get(name)!r}: make the environment as the snapshot's was made"
                 )
-        state = snapshot.state
-        if not isinstance(state, dict) or not {"success", "observation", "env"} <= set(state):
-            raise SnapshotError("snapshot.state lacks success, observation or env")
-        self._begin(snapshot.task_id, snapshot.options)
-        self._set_state(state["env"])
-        self._task_id, self._family = snapshot.task_id, self.family(snapshot.task_id)
-        self._options = dict(snapshot.options)
-        self._turn, self._ended = snapshot.turn, snapshot.ended
-        self._success = bool(state["success"])
-        self._last_observation = str(state["observation"])
-        if snapshot.rng is not None:
-            self._np_random = _rng_from_json(snapshot.rng)
+        for name in snapshot.options:
+            if name not in self.task_options:
+                raise SnapshotError(
+                    f"snapshot.options has {name!r}, which is no task option of {self.env_id}; "
+                    f"valid: {', '.join(sorted(self.task_options)) or 'none'}"
+                )
+        state = cast("dict[str, Any]", snapshot.state)
+        with self._put_back_on_error(episode=True):
+            what = f"task_id={snapshot.task_id!r} or options={snapshot.options!r}"
+            try:
+                self._begin(snapshot.task_id, snapshot.options)
+                family = self.family(snapshot.task_id)
+                what = f"state['env']={state['env']!r:.100}"
+                self._set_state(state["env"])
+                what = f"rng={snapshot.rng!r:.100}"
+                self.np_random.bit_generator.state = cast("Any", snapshot.rng)
+            except Exception as error:
+                raise SnapshotError(
+                    f"snapshot has {what}, which {self.env_id} cannot restore "
+                    f"({type(error).__name__}: {error}): restore what snapshot() returned"
+                ) from error
+            self._task_id, self._family = snapshot.task_id, family
+            self._options = dict(snapshot.options)
+            self._turn, self._ended = snapshot.turn, snapshot.ended
+            self._success, self._last_observation = state["success"], state["observation"]
             self._np_random_seed = -1
         return self._last_observation
 
     # ------------------------------------------------------------------ inside
+    @contextlib.contextmanager
+    def _put_back_on_error(self, *, episode: bool) -> Iterator[None]:
+        """Put the generator, and the running episode if asked, back if the body raises."""
+        generator, seed = self._np_random, self._np_random_seed
+        chance = None if generator is None else generator.bit_generator.state
+        before = {name: getattr(self, name) for name in _EPISODE} if episode else {}
+        state = self._get_state() if episode and self._task_id is not None else None
+        try:
+            yield
+        except BaseException:
+            if before.get("_task_id") is not None:
+                self._begin(before["_task_id"], before["_options"])
+                self._set_state(state)
+            self.__dict__.update(before)
+            self._np_random, self._np_random_seed = generator, seed
+            if generator is not None:
+                generator.bit_generator.state = cast("Any", chance)
+            raise
+
     def _check_running(self) -> None:
         if self._task_id is None:
             raise EnvironmentUsageError(f"{self.env_id}: step() before reset(); call reset() first")
@@ -528,16 +631,3 @@ class TextEnv(gym.Env[str, str]):
             "turn": self._turn,
             "valid_action": valid,
         }
-
-
-def _rng_to_json(rng: np.random.Generator) -> JSON:
-    state: Any = copy.deepcopy(rng.bit_generator.state)
-    return cast("JSON", state)
-
-
-def _rng_from_json(state: Any) -> np.random.Generator:
-    if not isinstance(state, dict) or state.get("bit_generator") != "PCG64":
-        raise SnapshotError("snapshot.rng is not the state of a PCG64 generator")
-    bits = np.random.PCG64()
-    bits.state = cast("Any", state)
-    return np.random.Generator(bits)

@@ -84,9 +84,8 @@ def main() -> None:
     parser.add_argument("--split", default="all", help="tasks to play (default all)")
     arguments = parser.parse_args()
 
-    wrapped = gym.make("TextCraft-v0")
+    wrapped = gym.make("TextCraft-v0", max_turns=None)
     ours: Any = wrapped.unwrapped
-    ours.max_turns = None
     theirs = load_agentgym(arguments.agentgym) if arguments.agentgym else None
     tasks = ours.tasks(arguments.split)
     plans = {task: manifest()["tasks"][task]["plan"] for task in tasks}

@@ -35,8 +35,7 @@ def test_textcraft_benchmark_names_a_folder_that_is_none(repository, tmp_path):
 
 @pytest.mark.parametrize("env_id", environment_ids())
 def test_memory_is_flat(env_id):
-    env = make(env_id)
-    env.max_turns = None
+    env = make(env_id, max_turns=None)
     tasks = env.tasks("test")[:20]
 
     def episodes():

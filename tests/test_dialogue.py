@@ -27,7 +27,10 @@ BRACKETED = [
     ("[[ look [at] this ]]", "look [at] this", None, ()),
     ("[single] [[ inventory ]]", "inventory", None, ()),
     ("[[ inventory ]] and then I wait.", "inventory", None, ("trailing_text",)),
-    ("[[ inventory ]]]", "inventory", None, ("trailing_text",)),
+    ("[[ inventory ]] ]", "inventory", None, ("trailing_text",)),
+    ("[ [[ inventory ]]", "inventory", None, ()),
+    ("[[ look [up] ]]", "look [up]", None, ()),
+    ("[[ [up] look ]]", "[up] look", None, ()),
     # none
     ("", None, "no_action", ()),
     ("   \n", None, "no_action", ()),
@@ -47,6 +50,14 @@ BRACKETED = [
     ("[[ [[ inventory ]] ]]", None, "nested_brackets", ()),
     ("[[ get [[ 1 ]] bone ]]", None, "nested_brackets", ()),
     ("[[ one ]] [[ two [[ three ]] ]]", None, "nested_brackets", ()),
+    ("[[[x]]]", None, "nested_brackets", ()),
+    ("[[[ x ]]]", None, "nested_brackets", ()),
+    ("[[[x]]", None, "nested_brackets", ()),
+    ("[[x]]]", None, "nested_brackets", ()),
+    ("[[look [up]]]", None, "nested_brackets", ()),
+    ("[[[[x]]]]", None, "nested_brackets", ()),
+    ("[[[]]]", None, "nested_brackets", ()),
+    ("[[ one ]] [[[ two ]]", None, "nested_brackets", ()),
     # thinking tags
     ("<think>[[ get 1 bone ]]</think>[[ inventory ]]", "inventory", None, ("thinking_tags",)),
     ("<think>a</think><think>b</think> [[ x ]] c", "x", None, ("thinking_tags", "trailing_text")),
@@ -109,7 +120,8 @@ def test_text_before_the_brackets_never_changes_the_action(before, action):
 
 def test_an_endless_reply_is_read_in_linear_time():
     # Quadratic readers would need minutes for this, which the timeout would end.
-    for piece in ("[[", "]]", "[[ a ]]", "<think>", "</think>", "<think></think>", "[", "a"):
+    brackets = ("[[", "]]", "[[ a ]]", "[", "]", "[[[ a ]]]", "[[ a ]")
+    for piece in (*brackets, "<think>", "</think>", "<think></think>", "a"):
         reply = piece * 100_000
         parse_bracketed(reply)
         parse_bare(reply)

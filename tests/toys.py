@@ -181,6 +181,22 @@ class Bench(TextEnv):
         return {"bare": BARE}
 
 
+class NeverShut(Vault):
+    """A vault that can be dialled on after it opened, and keeps every promise."""
+
+    accepts_steps_after_end = True
+
+    def _act(self, action):
+        if self.progress == len(self.code):
+            return Outcome("It is open.", reward=1.0, terminated=True, success=True)
+        return super()._act(action)
+
+    def teacher(self, seed=None, *, detours=0.0):
+        if self.progress == len(self.code):
+            raise NotImplementedError
+        return super().teacher(seed, detours=detours)
+
+
 # ------------------------------------------------------------------ each breaks one promise
 class WarnsOnStep(Vault):
     def _act(self, action):
@@ -190,6 +206,11 @@ class WarnsOnStep(Vault):
 
 class AnotherDefaultLimit(Vault):
     default_max_turns = 10
+
+
+class NoneMeansDefault(Vault):
+    def __init__(self, *, max_turns=None, **arguments):
+        super().__init__(max_turns=9 if max_turns is None else max_turns, **arguments)
 
 
 class LimitAsRule(Vault):
@@ -340,6 +361,17 @@ class SnapshotForgets(Vault):
         self.tried = list(state["tried"])
 
 
+class UnseededChanceIsLost(Vault):
+    seeded = True
+
+    def reset(self, *, seed=None, options=None):
+        self.seeded = seed is not None
+        return super().reset(seed=seed, options=options)
+
+    def rattle(self):
+        return super().rattle() if self.seeded else random.SystemRandom().randrange(1000)
+
+
 class SnapshotOfTuples(Vault):
     def _get_state(self):
         return {**super()._get_state(), "tried": tuple(self.tried)}
@@ -362,6 +394,22 @@ class TakesAnySnapshot(Vault):
         return super().restore(mine)
 
 
+class ForgivesUnknownOptions(Vault):
+    def restore(self, snapshot):
+        known = {"polite": True} if snapshot.options else {}
+        return super().restore(dataclasses.replace(snapshot, options=known))
+
+
+class RestoresInPlace(Vault):
+    """Sets the state before it looks whether it can."""
+
+    def restore(self, snapshot):
+        if isinstance(snapshot.turn, str):
+            self.progress = 0
+            self.tried = []
+        return super().restore(snapshot)
+
+
 class OwnReset(Vault):
     def reset(self, *, seed=None, options=None):
         given = {**(options or {})}
@@ -378,6 +426,23 @@ class PrefixPastTheEnd(Vault):
             if not self.ended:
                 self.step(action) if action is not None else self.skip_turn("")
         return result
+
+
+class PrefixDestroysTheEpisode(Vault):
+    def reset(self, *, seed=None, options=None):
+        if options and "prefix_actions" in options:
+            super().reset(seed=seed, options={"task_id": options["task_id"]})
+        return super().reset(seed=seed, options=options)
+
+
+class NoFreshBudget(Vault):
+    def reset(self, *, seed=None, options=None):
+        given = {**(options or {})}
+        fresh = given.pop("fresh_budget", False)
+        observation, info = super().reset(seed=seed, options=given)
+        if fresh:
+            self._turn = info["turn"] = 0
+        return observation, info
 
 
 class OneTurnTooMany(Vault):

@@ -23,7 +23,7 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env
 
 from agentbench_prefix.dialogue import Dialogue
-from agentbench_prefix.env import PlayedTurn, Snapshot, TeacherTurn, TextEnv
+from agentbench_prefix.env import JSON, PlayedTurn, Snapshot, TeacherTurn, TextEnv
 from agentbench_prefix.errors import (
     AgentBenchError,
     EnvironmentUsageError,
@@ -55,6 +55,7 @@ _ODD_REPLIES = (
     "[[ ]]",
     "[[ one ]] and [[ two ]]",
     "[[ outer [[ inner ]] ]]",
+    "[[[ one too many ]]]",
     "[[ left open",
     "]] the wrong way round [[",
     "<think> never closed",
@@ -148,7 +149,7 @@ def _actions(rows: Iterable[Row]) -> tuple[str, ...]:
     return tuple(row["action"] for row in rows if row["action"] is not None)
 
 
-def _start(env: TextEnv, task: str, seed: int = _SEED) -> str:
+def _start(env: TextEnv, task: str, seed: int | None = _SEED) -> str:
     return env.reset(seed=seed, options={"task_id": task})[0]
 
 
@@ -210,6 +211,19 @@ def check_registration(target: Target) -> None:
             target.rpartition(":")[2] == env.env_id,
             f"it is registered as {target!r} but calls itself {env.env_id!r}",
         )
+    if isinstance(target, str | type):
+        make_with = functools.partial(play.make_environment, target)
+        free = cast("TextEnv", make_with(max_turns=None).unwrapped)
+        _require(
+            free.max_turns is None,
+            f"made with max_turns=None, it has a limit of {free.max_turns}: None is no limit, pass "
+            "it on to TextEnv.__init__",
+        )
+        for other in (env, free):
+            arguments = other.arguments()
+            again = cast("TextEnv", make_with(**arguments).unwrapped).arguments()
+            _require(again == arguments, f"made with {arguments}, its arguments() are {again}")
+    if isinstance(target, str):
         short = play.make_environment(target, max_turns=3).unwrapped
         _require(
             cast("TextEnv", short).max_turns == 3,
@@ -491,9 +505,9 @@ def check_snapshot(target: Target) -> None:
     futures: list[list[Row]] = []
     probe = bare(target)
     for task in _few_tasks(probe, 3):
-        for cut in (0, 1, 4, 9):
+        for cut, seed in ((0, _SEED), (0, None), (1, _SEED), (4, None), (9, _SEED)):
             env = endless(target)
-            _start(env, task)
+            _start(env, task, seed)
             play.improvise(env, cut, cut)
             seen, turn, ended = env.last_observation, env.turn, env.ended
             snapshot = env.snapshot()
@@ -510,7 +524,7 @@ def check_snapshot(target: Target) -> None:
                 "playing on changed a snapshot taken earlier: _get_state must return copies of "
                 "lists and dicts",
             )
-            where = f"after turn {turn} of {task!r}"
+            where = f"after turn {turn} of {task!r} (reset with seed={seed})"
             for name, other in [*_disturbances(target, task), ("into the same instance", env)]:
                 for form, value in (("", snapshot), (" as JSON", Snapshot.from_json(text))):
                     when = f"restored{form} {name} {where}"
@@ -555,23 +569,41 @@ def check_snapshot_of_the_end(target: Target) -> None:
 
 @_check
 def check_foreign_snapshot(target: Target) -> None:
-    """A snapshot of another environment, data or rules is refused and changes nothing."""
+    """A snapshot of another environment, or of no possible state, is refused, changing nothing."""
     env = endless(target)
     task = _few_tasks(env)[0]
     _start(env, task)
     play.improvise(env, 3, 0)
     good = env.snapshot()
+    state = cast("dict[str, Any]", good.state)
     for change in (
         {"env_id": "Other-v0"},
         {"data_hash": "0" * 64},
         {"arguments": {**good.arguments, "no such rule": 1}},
+        {"task_id": "no such task"},
+        {"task_id": 3},
+        {"options": {"no such option": 1}},
+        {"options": None},
+        {"turn": "3"},
+        {"ended": None},
+        {"rng": None},
         {"state": None},
+        {"state": {**state, "observation": 3}},
     ):
         foreign = dataclasses.replace(good, **cast("dict[str, Any]", change))
         _refuses(
             functools.partial(env.restore, foreign), SnapshotError, f"a snapshot with {change}"
         )
         _require(env.snapshot() == good, f"refusing a snapshot with {change} changed the episode")
+    odd_states: tuple[JSON, ...] = (None, 3, "state", [], {}, [[]], {"": None})
+    for odd in odd_states:
+        # Whether one of these is a state only the environment knows.
+        foreign = dataclasses.replace(good, state={**state, "env": odd})
+        try:
+            env.restore(foreign)
+        except SnapshotError:
+            _require(env.snapshot() == good, f"refusing the state {odd!r} changed the episode")
+        env.restore(good)
 
 
 # ------------------------------------------------------------------------------ prefixes, limits
@@ -615,27 +647,34 @@ def _with_prefix(env: TextEnv, task: str, prefix: object) -> object:
 
 @_check
 def check_prefix_refused(target: Target) -> None:
-    """A prefix that ends the episode, or is no list of texts, is refused."""
+    """A prefix that ends the episode, or is no list of texts, is refused, changing nothing."""
     env = bare(target)
     task = _few_tasks(env)[0]
-    env.max_turns = 2
-    for turns in (2, 3):
-        with_prefix = functools.partial(_with_prefix, env, task, [None] * turns)
-        _refuses(with_prefix, PrefixError, f"a prefix of {turns} turns with max_turns=2")
-    env.max_turns = None
-    for bad in ("look", ["look", 3]):
-        with_prefix = functools.partial(_with_prefix, env, task, bad)
-        _refuses(with_prefix, PrefixError, f"the prefix {bad!r}")
-    winning = _teacher_actions(endless(target), task)
-    if winning is not None:
-        with_prefix = functools.partial(_with_prefix, env, task, winning)
-        _refuses(with_prefix, PrefixError, "a prefix that solves the task")
+    cases: list[tuple[int | None, object, str]] = [
+        (None, bad, f"the prefix {bad!r}") for bad in ("look", ["look", 3], {"look": 1}, 0, b"")
+    ]
+    if not env.accepts_steps_after_end:
+        cases += [
+            (2, [None] * turns, f"a prefix of {turns} turns with max_turns=2") for turns in (2, 3)
+        ]
+        winning = _teacher_actions(endless(target), task)
+        if winning is not None:
+            cases.append((None, winning, "a prefix that solves the task"))
+    script = _unfinished_script(target, task, 3)
+    for limit, prefix, what in cases:
+        env.max_turns = None
+        _start(env, task)
+        play.go_on(env, script)
+        env.max_turns = limit
+        before = env.snapshot()
+        _refuses(functools.partial(_with_prefix, env, task, prefix), PrefixError, what)
+        _require(env.snapshot() == before, f"refusing {what} changed the running episode")
     _require(_start(env, task) == env.last_observation, "after a refused prefix, reset fails")
 
 
 @_check
 def check_turn_limit(target: Target) -> None:
-    """The episode is truncated exactly at max_turns, and prefix turns count."""
+    """The episode is truncated exactly at max_turns; prefix turns count unless asked otherwise."""
     env = bare(target)
     for task in _few_tasks(env):
         actions = _unfinished_script(target, task, 4)
@@ -655,6 +694,21 @@ def check_turn_limit(target: Target) -> None:
                     not any(row["terminated"] for row in rows) and env.turn == limit and env.ended,
                     f"{when}, the episode must be over but not terminated at turn {limit}",
                 )
+        if actions:
+            env.max_turns = 2
+            long = [None, None, *actions]
+            longer = {"task_id": task, "prefix_actions": long, "fresh_budget": True}
+            info = env.reset(seed=_SEED, options=longer)[1]
+            _require(
+                not env.ended and info["turn"] == env.turn == 0,
+                f"with fresh_budget, a prefix of {len(long)} turns counts toward the "
+                f"limit: {env.turn} turns are taken",
+            )
+            truncated = [env.skip_turn("")[3] for _ in range(2)]
+            _require(
+                truncated == [False, True],
+                f"with fresh_budget and max_turns=2, truncated after the prefix is {truncated}",
+            )
         winning = _teacher_actions(endless(target), task)
         if winning:
             env.max_turns = len(winning)

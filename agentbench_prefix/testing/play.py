@@ -21,7 +21,11 @@ import gymnasium as gym
 from agentbench_prefix.env import JSON, Snapshot, TextEnv
 
 Target: TypeAlias = str | Callable[[], gym.Env[str, str]]
-"""A registered id or a zero-argument function that returns a new environment."""
+"""A registered id, an environment class or a function that returns a new environment.
+
+Ids and classes are also made with ``max_turns`` and with what ``arguments()`` returns; a function
+is called without arguments.
+"""
 
 Row: TypeAlias = dict[str, Any]
 """What one turn showed: ``action``, ``observation``, ``reward``, ``terminated``, ``truncated``,
@@ -44,10 +48,10 @@ ODD_TEXTS: tuple[str, ...] = (
 
 
 def make_environment(target: Target, **arguments: Any) -> gym.Env[str, str]:
-    """Make a new environment from a target; ``arguments`` are for ids only."""
+    """Make a new environment from a target; ``arguments`` are for ids and classes."""
     if isinstance(target, str):
         return cast("gym.Env[str, str]", gym.make(target, **arguments))
-    return target()
+    return target(**arguments)
 
 
 def bare(target: Target) -> TextEnv:

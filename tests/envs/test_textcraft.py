@@ -17,7 +17,7 @@ from agentbench_envs.textcraft import dialogue as prompts
 from agentbench_envs.textcraft.book import official_book
 from agentbench_envs.textcraft.env import TextCraftEnv, manifest
 from agentbench_prefix.env import PlayedTurn
-from agentbench_prefix.errors import UnknownNameError
+from agentbench_prefix.errors import PrefixError, UnknownNameError
 from agentbench_prefix.files import sha256_text
 
 BOAT = {"task_id": "textcraft_125"}
@@ -188,6 +188,47 @@ def test_bad_names(env):
         TextCraftEnv(compat="agentgym", max_turns=5)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "limit"),
+    [
+        ({}, 30),
+        ({"max_turns": None}, None),
+        ({"max_turns": 36}, 36),
+        ({"compat": "agentgym"}, None),
+        ({"compat": "agentgym", "max_turns": None}, None),
+        ({"strict": True}, 30),
+    ],
+)
+def test_the_turn_limit_and_arguments_that_can_be_given_back(arguments, limit):
+    env = gym.make("TextCraft-v0", **arguments).unwrapped
+    assert env.max_turns == limit
+    assert TextCraftEnv(**env.arguments()).arguments() == env.arguments()
+    env.reset(options={"task_id": "textcraft_420"})
+    turns = [env.step("inventory")[3] for _ in range(limit or 100)]
+    assert turns == [False] * (len(turns) - 1) + [limit is not None]
+
+
+def test_a_prefix_longer_than_the_limit_with_a_fresh_budget(env):
+    prefix = {"task_id": "textcraft_420", "prefix_actions": ["inventory"] * 30}
+    assert env.reset(options={**prefix, "fresh_budget": True})[1]["turn"] == 0
+    for action in manifest()["tasks"]["textcraft_420"]["plan"][:30]:
+        truncated = env.step(action)[3]
+    assert truncated
+    with pytest.raises(PrefixError, match=r"at turn 30 of 30.*raise max_turns \(now 30\)"):
+        env.reset(options=prefix)
+
+
+def test_compat_replays_a_prefix_past_the_end():
+    craft = "craft 4 acacia planks using 1 acacia logs"
+    prefix = ["get 9 acacia logs", craft, craft, "inventory"]
+    stepped, replayed = (TextCraftEnv(compat="agentgym") for _ in range(2))
+    stepped.reset(options={"task_id": "textcraft_0"})
+    texts = play(stepped, prefix)
+    observation, info = replayed.reset(options={"task_id": "textcraft_0", "prefix_actions": prefix})
+    assert [*info["prefix_observations"][1:], observation] == texts
+    assert replayed.step(craft) == stepped.step(craft)
+
+
 # ------------------------------------------------------------------ what the game prints
 def test_solving(boat):
     logs, planks = "get 2 acacia logs", "craft 4 acacia planks using 1 acacia logs"
@@ -351,8 +392,7 @@ def test_strict_closes_the_loophole_and_says_so(loophole, before, action):
 
 
 def test_strict_plays_every_plan():
-    env = TextCraftEnv(strict=True)
-    env.max_turns = None
+    env = TextCraftEnv(strict=True, max_turns=None)
     for task in env.tasks("test"):
         env.reset(options={"task_id": task})
         for action in manifest()["tasks"][task]["plan"]:
@@ -372,8 +412,8 @@ def test_compat_goes_on_after_the_end():
 
 
 # ------------------------------------------------------------------ plans and teachers
-def test_recorded_plans_solve_every_task_and_are_short(env):
-    env.max_turns = None
+def test_recorded_plans_solve_every_task_and_are_short():
+    env = TextCraftEnv(max_turns=None)
     lengths = {}
     for task in env.tasks("all"):
         plan = manifest()["tasks"][task]["plan"]
@@ -416,8 +456,8 @@ def test_the_teacher_solves_the_test_within_the_limit_but_for_one(env):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_teacher_that_errs_marks_it_and_recovers(env, seed):
-    env.max_turns = None
+def test_a_teacher_that_errs_marks_it_and_recovers(seed):
+    env = TextCraftEnv(max_turns=None)
     marked = 0
     for task in env.tasks("test")[::7]:
         env.reset(options={"task_id": task})

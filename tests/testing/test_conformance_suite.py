@@ -17,6 +17,7 @@ BROKEN = [
     (toys.WarnsOnStep, "check_gymnasium", "deprecated"),
     (toys.OldWarning, "check_gymnasium", "this will change"),
     (toys.AnotherDefaultLimit, "check_registration", "default_max_turns is 10"),
+    (toys.NoneMeansDefault, "check_registration", "limit of 9: None is no limit"),
     (toys.LimitAsRule, "check_registration", "max_turns is no rule"),
     (toys.HashPerInstance, "check_registration", "same for every instance"),
     (toys.RendersOlder, "check_render", "render"),
@@ -41,12 +42,17 @@ BROKEN = [
     (toys.SnapshotShares, "check_snapshot", "_get_state must return copies"),
     (toys.RestoreShares, "check_snapshot", "_set_state must copy"),
     (toys.SnapshotForgets, "check_snapshot", "everything that a later turn depends on"),
+    (toys.UnseededChanceIsLost, "check_snapshot", "seed=None.*a later turn depends on"),
     (toys.SnapshotOfTuples, "check_snapshot", "no tuples"),
     (toys.RestoreNeedsAReset, "check_snapshot", "raised EnvironmentUsageError"),
     (toys.ForgetsTheEnd, "check_snapshot_of_the_end", "not over"),
     (toys.TakesAnySnapshot, "check_foreign_snapshot", "Other-v0.*is accepted"),
+    (toys.ForgivesUnknownOptions, "check_foreign_snapshot", "no such option.*is accepted"),
+    (toys.RestoresInPlace, "check_foreign_snapshot", "'turn': '3'.*changed the episode"),
     (toys.OwnReset, "check_prefix", "prefix_observations"),
     (toys.PrefixPastTheEnd, "check_prefix_refused", "is accepted"),
+    (toys.PrefixDestroysTheEpisode, "check_prefix_refused", "changed the running episode"),
+    (toys.NoFreshBudget, "check_turn_limit", "PrefixError.*raise max_turns"),
     (toys.OneTurnTooMany, "check_turn_limit", "truncated is"),
     (toys.TruncatesTheSolved, "check_turn_limit", "terminated, not truncated"),
     (toys.ForgivesUnknownTasks, "check_unknown_names", "no such task.*is accepted"),
@@ -80,7 +86,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("target", ["toys:Vault-v0", toys.Vault, toys.Bench], ids=str)
+@pytest.mark.parametrize("target", ["toys:Vault-v0", toys.Vault, toys.Bench, toys.NeverShut])
 def test_a_good_environment_passes(check, target):
     check(target)
 

@@ -8,6 +8,7 @@ import re
 import weakref
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from types import EllipsisType
 from typing import Any, ClassVar, NamedTuple
 
 from agentbench_envs.textcraft import worlds
@@ -90,11 +91,13 @@ class TextCraftEnv(TextEnv):
     ``got``, ``crafted``; a refusal has none.
 
     Args:
-        max_turns: Turn limit; 30 by default. Two goals cannot be crafted in 30 turns by anybody:
-            ``textcraft_420`` (36 actions, in ``test``) and ``textcraft_495`` (48, in ``train``).
+        max_turns: Turn limit; 30 by default, ``None`` for no limit. Two goals cannot be crafted in
+            30 turns by anybody: ``textcraft_420`` (36 actions, in ``test``) and ``textcraft_495``
+            (48, in ``train``).
         split: Split from which ``reset`` draws when no task is named.
         compat: ``"agentgym"`` for no turn limit and steps accepted after the end, as AgentGym's
-            server plays; old transcripts then replay byte for byte. Give no ``max_turns`` with it.
+            server plays; old transcripts then replay byte for byte. ``max_turns`` is ``None`` with
+            it, and a number is refused.
         strict: Refuse, with a clear message, what the original lets pass: a wrong or missing output
             count, ``get 0``, text after the command, underscores for spaces.
         render_mode: ``"ansi"`` or ``None``.
@@ -109,7 +112,7 @@ class TextCraftEnv(TextEnv):
     def __init__(
         self,
         *,
-        max_turns: int | None = None,
+        max_turns: int | EllipsisType | None = ...,
         split: str = "train",
         compat: str | None = None,
         strict: bool = False,
@@ -119,12 +122,12 @@ class TextCraftEnv(TextEnv):
             raise UnknownNameError("compat", compat, ["agentgym"], "None plays the mended rules.")
         if compat and strict:
             raise ValueError("compat='agentgym' and strict=True contradict each other: choose one")
+        if compat and max_turns is ...:
+            max_turns = None
         if compat and max_turns is not None:
             raise ValueError(
                 f"compat='agentgym' has no turn limit: leave out max_turns={max_turns}"
             )
-        if max_turns is None and not compat:
-            max_turns = self.default_max_turns
         super().__init__(max_turns=max_turns, split=split, render_mode=render_mode)
         self.compat = compat
         self.strict = bool(strict)
