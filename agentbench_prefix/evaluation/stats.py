@@ -8,9 +8,18 @@ resamples tasks (Efron and Tibshirani 1993, section 13.3), except where that one
 - fewer than :data:`FEW_TASKS` tasks: Wilson's score interval (Wilson 1927) with n = the number of
   tasks. The variance of a mean of values in [0, 1] is at most that of a proportion, so the
   interval errs on the wide side.
-- every task has the same value v (0 and 1 are the usual cases): how far the mean may be from v is
-  bounded by how many tasks may differ from v when none of n did, which is Wilson's upper limit for
-  0 of n. At v = 0 and v = 1 this is Wilson's interval itself.
+- fewer than :data:`FEW_DIFFERING` tasks differ from a value v that all others have: either limit is
+  the outer one of the bootstrap's and Wilson's. At v = 0 (hardly a task was solved at all) and at
+  v = 1, Wilson's interval is again that of the mean with n = the number of tasks. For any v (0 also
+  where two runs are compared) the mean is v + a - b, where a and b are the means of how far tasks
+  are above and below v; each has Wilson's interval, in its own range, and the two make one by
+  squaring and adding (Newcombe 1998, Statistics in Medicine 17:873, method 10).
+  Either alone fails here. A policy that solves 1 % of episodes whatever the task solves one of
+  41 tasks x 8 samples in every eighth run, where the bootstrap's upper limit is 0.9 %: it covers
+  the truth in 88 % of runs. Wilson's lower limit for one of n is too high: with 0.3 % of tasks
+  always solved and the others never, it misses in 11 % of runs. The outer ones cover the truth in
+  99 % and 100 %. Where this rule gives way to the bootstrap alone, from four such tasks to five, a
+  limit may draw in by less than 1 / n.
 """
 
 from __future__ import annotations
@@ -23,6 +32,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 FEW_TASKS = 10
+FEW_DIFFERING = 5
 RESAMPLES = 10_000
 Z95 = 1.959963984540054
 """97.5 % quantile of the standard normal distribution."""
@@ -37,7 +47,7 @@ class Estimate(BaseModel):
         value: The estimate.
         low: Lower limit.
         high: Upper limit.
-        interval: ``"bootstrap"`` or ``"wilson"``: which of the two made the limits.
+        interval: ``"bootstrap"``, or ``"wilson"`` where Wilson's interval had a say.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -134,16 +144,16 @@ def mean_estimates(values: Floats, *, low: float = 0.0, high: float = 1.0) -> li
         mean = float(of_tasks.mean())
         kind: Literal["bootstrap", "wilson"] = "wilson"
         if resampled is None:
-            limits = wilson((mean - low) / (high - low), n)
-            limits = (low + limits[0] * (high - low), low + limits[1] * (high - low))
-        elif (of_tasks == of_tasks[0]).all():
-            mean = float(of_tasks[0])
-            differing = wilson(0.0, n)[1]
-            limits = (mean - differing * (mean - low), mean + differing * (high - mean))
+            limits = _scaled_wilson(mean, n, low, high)
         else:
-            kind = "bootstrap"
             lower, upper = np.percentile(resampled[:, column], [2.5, 97.5])
             limits = (float(lower), float(upper))
+            common = float(np.median(of_tasks))  # what most tasks have, if there is such a value
+            if np.count_nonzero(of_tasks != common) < FEW_DIFFERING:
+                other = _limits_around(common, of_tasks, low, high)
+                limits = (min(limits[0], other[0]), max(limits[1], other[1]))
+            else:
+                kind = "bootstrap"
         found.append(
             Estimate(
                 value=round(mean, 12),
@@ -153,3 +163,25 @@ def mean_estimates(values: Floats, *, low: float = 0.0, high: float = 1.0) -> li
             )
         )
     return found
+
+
+def _scaled_wilson(mean: float, n: int, low: float, high: float) -> tuple[float, float]:
+    """Wilson's interval of a mean of values within ``[low, high]``."""
+    if low == high:
+        return low, high
+    lower, upper = wilson((mean - low) / (high - low), n)
+    return low + lower * (high - low), low + upper * (high - low)
+
+
+def _limits_around(common: float, values: Floats, low: float, high: float) -> tuple[float, float]:
+    """Limits of the mean of values most of which are the same."""
+    n = len(values)
+    above = float(np.maximum(values - common, 0).mean())
+    below = float(np.maximum(common - values, 0).mean())
+    above_low, above_high = _scaled_wilson(above, n, 0.0, high - common)
+    below_low, below_high = _scaled_wilson(below, n, 0.0, common - low)
+    mean = common + above - below
+    return (
+        mean - math.hypot(above - above_low, below_high - below),
+        mean + math.hypot(above_high - above, below - below_low),
+    )

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from agentbench_prefix.evaluation.compare import Comparison, PairedDifference
 from agentbench_prefix.evaluation.metrics import Metrics, Rates
-from agentbench_prefix.evaluation.stats import FEW_TASKS, Estimate
+from agentbench_prefix.evaluation.stats import FEW_DIFFERING, FEW_TASKS, Estimate
 
 WIDTH = 100
 _SHOWN_TASKS = 8
@@ -126,7 +126,7 @@ def _difference(paired: PairedDifference) -> list[str]:
 def _legend(estimates: Iterable[Estimate]) -> str:
     text = "[95 % interval]: bootstrap over tasks"
     if any(estimate.interval == "wilson" for estimate in estimates):
-        text += f"; * Wilson, n = tasks (under {FEW_TASKS} tasks, or all tasks alike)"
+        text += f"; * Wilson, n = tasks (under {FEW_TASKS} tasks, or under {FEW_DIFFERING} differ)"
     return text
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentbench_prefix.evaluation.stats import (
+    FEW_DIFFERING,
     FEW_TASKS,
     bootstrap_means,
     ks,
@@ -124,6 +125,67 @@ def test_tasks_that_are_all_alike_never_give_an_empty_interval():
     assert estimate.value == 0
     assert estimate.low == -estimate.high
     assert estimate.high == pytest.approx(wilson(0.0, 100)[1], abs=1e-11)
+
+
+def nearly_alike(n, others, common=0.0, value=1.0, **limits):
+    values = np.full(n, common)
+    values[:others] = value
+    [estimate] = mean_estimates(values[:, None], **limits)
+    return estimate
+
+
+@pytest.mark.parametrize("n", [10, 25, 41, 200])
+def test_more_solved_tasks_do_not_lower_a_limit(n):
+    found = [nearly_alike(n, solved) for solved in range(n + 1)]
+    bootstrapped = ["bootstrap"] * (n + 1 - 2 * FEW_DIFFERING)
+    alike = ["wilson"] * FEW_DIFFERING
+    assert [e.interval for e in found] == [*alike, *bootstrapped, *alike]
+    steps = np.diff([(e.low, e.high) for e in found], axis=0)
+    switches = [FEW_DIFFERING - 1, n - FEW_DIFFERING]
+    assert (steps[switches] > -1 / n).all()
+    assert (np.delete(steps, switches, axis=0) >= 0).all()
+
+
+@pytest.mark.parametrize("others", range(1, FEW_DIFFERING))
+@pytest.mark.parametrize("share", [1 / 8, 1.0])
+def test_a_few_tasks_apart_from_the_rest_get_the_outer_limits(others, share):
+    mean = others * share / 25
+    estimate = nearly_alike(25, others, value=share)
+    values = np.repeat([share, 0.0], [others, 25 - others])[:, None]
+    resampled = np.percentile(bootstrap_means(values), 2.5)
+    assert estimate.high == pytest.approx(wilson(mean, 25)[1], abs=1e-11)
+    assert estimate.low == pytest.approx(min(wilson(mean, 25)[0], resampled), abs=1e-11)
+    mirrored = nearly_alike(25, others, 1.0, 1 - share)
+    assert mirrored.low == pytest.approx(1 - estimate.high, abs=1e-11)
+    assert mirrored.high == pytest.approx(1 - estimate.low, abs=1e-2)  # other resamples
+
+
+def test_a_task_that_was_solved_once_tells_no_more_than_none():
+    assert nearly_alike(25, 1, value=1 / 8).high > nearly_alike(25, 0).high
+
+
+def test_differences_of_which_a_few_are_not_zero_have_an_interval_on_both_sides():
+    up = nearly_alike(40, 3, low=-1.0, high=1.0)
+    down = nearly_alike(40, 3, value=-1.0, low=-1.0, high=1.0)
+    none = nearly_alike(40, 0, low=-1.0, high=1.0)
+    assert (up.low, up.high) == pytest.approx((-down.high, -down.low), abs=0.03)
+    assert none.low < up.low <= 0 < up.value < none.high < up.high
+    # With one up and one down, squares are added: 1 / 40 +- sqrt(2) times what one leaves open.
+    values = np.zeros((40, 1))
+    values[:2, 0] = 1, -1
+    [both] = mean_estimates(values, low=-1.0, high=1.0)
+    low, high = (abs(limit - 1 / 40) for limit in wilson(1 / 40, 40))
+    assert both.high == -both.low == pytest.approx(np.hypot(low, high), abs=1e-11)
+
+
+@pytest.mark.parametrize(("n", "p"), [(25, 0.03), (41, 0.01), (41, 0.99), (100, 0.003)])
+@pytest.mark.parametrize("unit", ["episodes", "tasks"])
+def test_intervals_cover_the_truth_where_hardly_a_task_is_solved_or_lost(n, p, unit):
+    rng = np.random.default_rng(0)
+    k = {"episodes": 8, "tasks": 1}[unit]  # 1: all samples of a task end alike
+    rates = rng.binomial(k, p, size=(200, n)) / k
+    estimates = [mean_estimates(row[:, None])[0] for row in rates]
+    assert sum(e.low <= p <= e.high for e in estimates) >= 0.95 * 200
 
 
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=40))
