@@ -133,8 +133,13 @@ class EpisodeRecord(BaseModel):
         Raises:
             ValueError: The line is not an episode record.
         """
-        # Not model_validate_json, which refuses lone surrogates.
-        return cls.model_validate(json.loads(line))
+        # json.loads would guess at the encoding of bytes, and let encoded surrogates pass.
+        text = line.decode("utf-8") if isinstance(line, bytes) else line
+        try:
+            # Not model_validate_json, which refuses lone surrogates.
+            return cls.model_validate(json.loads(text))
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
 
 
 def read_episodes(path: Path) -> Iterator[EpisodeRecord]:

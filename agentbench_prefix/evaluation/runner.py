@@ -1,9 +1,10 @@
-"""A run folder: configuration, append-only episodes, metrics; the same call resumes it.
+"""A run folder: configuration, episodes, metrics; the same call resumes it.
 
 Work is cut into fixed chunks of ``batch_size`` episodes (tasks in the split's order, samples
 inner), so which episodes are played together follows from the configuration alone. A finished
-chunk is appended in one write; whatever a broken run left of an unfinished chunk is dropped and the
-chunk is played again whole. That is what makes a resumed run equal to an unbroken one.
+chunk is appended in one write. Nothing else is written to the episodes, but that a resume first
+removes the chunks that are unfinished, damaged or hold an errored episode; these are played again
+whole. That is what makes a resumed run equal to an unbroken one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from agentbench_prefix.files import (
     write_text_atomic,
 )
 from agentbench_prefix.policies.base import Policy
-from agentbench_prefix.rollouts import play, start
+from agentbench_prefix.rollouts import episode_seed, play, start
 
 if sys.platform != "win32":
     import fcntl
@@ -90,7 +91,7 @@ class EvalConfig(BaseModel):
     samples: int = Field(default=8, ge=1)
     seed: int = 0
     max_turns: int | None = Field(default=None, ge=1)
-    temperature: float = Field(default=1.0, ge=0)
+    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int | None = Field(default=None, ge=1)
     dialogue: str | None = None
@@ -255,7 +256,7 @@ def evaluate(
 
     with _locked(folder):
         _claim(folder, key, warn)
-        finished = _keep_finished(folder / EPISODES, chunks)
+        finished = _keep_finished(folder / EPISODES, chunks, key, env.env_id)
         waiting = [chunk for chunk in chunks if not finished.keys() >= set(chunk)]
         watch = _Watch(
             total=len(jobs),
@@ -381,20 +382,26 @@ def _claim(folder: Path, key: Mapping[str, Any], warn: Callable[[str], None]) ->
         write_json_atomic(path, stored)
 
 
-def _keep_finished(path: Path, chunks: Sequence[Sequence[Job]]) -> dict[Job, bool]:
-    """Drop everything but whole chunks without an error; return what is kept, with successes."""
+def _keep_finished(
+    path: Path, chunks: Sequence[Sequence[Job]], key: Mapping[str, Any], env_id: str
+) -> dict[Job, bool]:
+    """Drop all but this run's whole chunks without an error; return what is kept, with success."""
     if not path.exists():
         return {}
     old = path.read_bytes()
     lines: dict[Job, str] = {}
     success: dict[Job, bool] = {}
     spoilt: set[Job] = set()
+    own = env_id, key["data_hash"], key["env_arguments"], key["dialogue"]
     for line in old.split(b"\n")[:-1]:
         try:
             record = EpisodeRecord.from_line(line)
         except ValueError:  # torn by a crash: its chunk is incomplete and goes with it
             continue
         job = (record.task_id, record.sample)
+        found = record.env_id, record.data_hash, record.arguments, record.dialogue, record.seed
+        if found != (*own, episode_seed(key["seed"], *job)):  # as good as missing
+            continue
         if job in lines or record.error is not None:
             spoilt.add(job)
         lines[job] = line.decode()
