@@ -45,6 +45,9 @@ def list_command() -> None:
         try:
             env = registry.make(env_id)
             splits = [f"{split} {len(env.tasks(split))}" for split in env.splits()]
+        except ImportError as error:
+            line(f"{env_id}  cannot be used: {error}")
+            continue
         except AgentBenchError as error:
             line(f"{env_id}  data: missing ({error})")
             continue
@@ -57,7 +60,7 @@ def list_command() -> None:
         try:
             method = registry.method(name)
         except ImportError as error:
-            line(f"{name}  cannot be imported: {error}")
+            line(f"{name}  cannot be used: {error}")
             continue
         line(f"{name}  {method.summary}")
         shipped = shipped_checkpoints(name, registry.environment_ids())
@@ -67,7 +70,10 @@ def list_command() -> None:
             line("no checkpoint is shipped", 4)
 
     line("Corpora", 0, "bold")
-    manifests = sorted((Path(__file__).parents[1] / "datasets").glob("*/manifest.json"))
+    checkout = Path(__file__).parents[1]
+    # Elsewhere the folder of that name beside this package is another library's.
+    in_checkout = (checkout / "pyproject.toml").is_file()
+    manifests = sorted(checkout.glob("datasets/*/manifest.json")) if in_checkout else []
     for manifest in manifests:
         described = json.loads(manifest.read_text(encoding="utf-8"))
         env_id = described.get("env_id", "") if isinstance(described, dict) else ""
@@ -81,7 +87,9 @@ def play(
     env: Annotated[str, typer.Argument(metavar="ENV", help="Environment id.")],
     task: Annotated[str | None, typer.Option(help="Task id. Default: drawn from --split.")] = None,
     split: Annotated[str, typer.Option(help="Split to draw a task from.")] = "train",
-    seed: Annotated[int | None, typer.Option(help="Seed of the draw and of the game.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of the draw and of the game.")
+    ] = None,
     dialogue: Annotated[
         str | None,
         typer.Option(help="See what a model sees in this dialogue, and write whole replies."),

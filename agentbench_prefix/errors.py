@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.metadata import EntryPoint
 
 
 class AgentBenchError(Exception):
@@ -58,6 +59,23 @@ class MissingExtraError(AgentBenchError, ImportError):
         super().__init__(
             f"{feature} needs the extra [{extra}], which is not installed: "
             f"run pip install 'agentbench-prefix[{extra}]'"
+        )
+
+
+class EntryPointError(AgentBenchError, ImportError):
+    """An environment or a method is registered, but cannot be imported.
+
+    Args:
+        kind: ``"environment"`` or ``"method"``.
+        point: Its entry point.
+        cause: What importing it raised.
+    """
+
+    def __init__(self, kind: str, point: EntryPoint, cause: Exception) -> None:
+        owner = "an unknown distribution" if point.dist is None else point.dist.name
+        super().__init__(
+            f"{kind} {point.name!r} of {owner} cannot be imported from {point.value} ({cause}): "
+            f"install what is missing, or uninstall {owner}"
         )
 
 

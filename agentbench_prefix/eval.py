@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
@@ -28,9 +29,11 @@ from agentbench_prefix.evaluation.tables import make_console, print_metrics
 from agentbench_prefix.files import sha256_file
 from agentbench_prefix.policies.base import Policy
 from agentbench_prefix.policies.scripted import OraclePolicy, RandomPolicy
+from agentbench_prefix.policies.tokens import FoundCheckpoint, find_checkpoint
 
 SCRIPTED: dict[str, Callable[[], Policy]] = {"oracle": OraclePolicy, "random": RandomPolicy}
 """Methods that need no checkpoint."""
+DEVICE = "cpu"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -47,31 +50,37 @@ class Source:
     """Where a policy comes from.
 
     Attributes:
-        model: Folder, Hub id or name at the endpoint; ``None`` for a scripted policy.
+        model: Checkpoint, or name at the endpoint; ``None`` for a scripted policy.
         card: Card of the checkpoint, if it has one.
         env_id: Environment to play.
     """
 
-    model: str | None
+    model: FoundCheckpoint | str | None
     card: CheckpointCard | None
     env_id: str
 
 
 def resolve(
-    method: str, env_id: str | None, model: str | None, *, endpoint: bool = False
+    method: str,
+    env_id: str | None,
+    model: str | None,
+    *,
+    revision: str | None = None,
+    endpoint: bool = False,
 ) -> Source:
-    """Find the checkpoint of a method and the environment it is to play.
+    """Find the checkpoint of a method, on the Hub if need be, and the environment it is to play.
 
     Args:
         method: Method, or the name of a scripted policy.
         env_id: Environment, if it was named.
         model: Checkpoint, if it was named: folder, Hub id, or name at an endpoint.
+        revision: Branch, tag or commit of a Hub id.
         endpoint: Whether the model is behind an endpoint.
 
     Raises:
         UnknownNameError: Unknown method or environment.
-        CheckpointError: The method ships no checkpoint, or the folder is not there.
-        ConfigurationError: The environment must be named.
+        CheckpointError: The method ships no checkpoint, or there is none where it was said to be.
+        ConfigurationError: The environment must be named, or a revision belongs to no Hub id.
     """
     known = [*SCRIPTED, *registry.method_names()]
     if method not in known:
@@ -79,17 +88,13 @@ def resolve(
     if env_id is not None:
         registry.environment_class(env_id)  # an unknown one is named before anything is loaded
     if method in SCRIPTED:
-        if model is not None:
-            raise ConfigurationError(f"--method {method} plays without a model: leave --model out")
         return Source(None, None, env_id or _only_environment())
     if endpoint:
         return Source(model, None, env_id or _only_environment())
     if model is not None:
-        folder = Path(model)
-        if not folder.exists() and (folder.is_absolute() or model.startswith(".")):
-            raise CheckpointError(f"there is no checkpoint folder {model}: give another --model")
-        card = CheckpointCard.load(folder) if folder.is_dir() else None
-        return Source(model, card, env_id or (card.env_id if card else _only_environment()))
+        checkpoint = find_checkpoint(model, revision)
+        card = CheckpointCard.load(checkpoint.folder)
+        return Source(checkpoint, card, env_id or (card.env_id if card else _only_environment()))
     found = shipped_checkpoints(method, [env_id] if env_id else registry.environment_ids())
     if len(found) > 1:
         raise ConfigurationError(
@@ -106,13 +111,35 @@ def resolve(
             f"{method} --env {env_id or 'ENV'}"
         )
     [(env_id, folder)] = found.items()
-    return Source(str(folder), CheckpointCard.load(folder), env_id)
+    return Source(find_checkpoint(folder, revision), CheckpointCard.load(folder), env_id)
 
 
 def shipped_checkpoints(method: str, env_ids: Sequence[str]) -> dict[str, Path]:
     """Folders of the checkpoints that a method ships, by environment."""
     shipped = {env_id: registry.method(method).checkpoint(env_id) for env_id in env_ids}
     return {env_id: folder for env_id, folder in shipped.items() if folder and folder.is_dir()}
+
+
+def _refuse_idle_options(method: str, base_url: str | None, given: dict[str, bool]) -> None:
+    """Refuse options that would change nothing.
+
+    Args:
+        method: Method, or the name of a scripted policy.
+        base_url: Endpoint.
+        given: Options about what runs the model, and whether they differ from their defaults.
+
+    Raises:
+        ConfigurationError: There are some.
+    """
+    if method in SCRIPTED:
+        why = f"--method {method} plays without a model"
+    elif base_url is not None:
+        why = "what is behind --base-url is not loaded here"
+        given = given | {"--model": False, "--base-url": False}
+    else:
+        return
+    if idle := [option for option, is_given in given.items() if is_given]:
+        raise ConfigurationError(f"{why}: leave {', '.join(idle)} out")
 
 
 def _only_environment() -> str:
@@ -146,7 +173,7 @@ def eval_command(
     max_turns: Annotated[
         int | None, typer.Option(min=1, help="Turn limit. Default: the environment's.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 1.0,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature, >= 0.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus kept when sampling, in (0, 1].")] = 1.0,
     max_tokens: Annotated[
         int | None,
@@ -169,7 +196,7 @@ def eval_command(
         str | None, typer.Option(help="Root of an OpenAI-compatible API, e.g. http://host/v1.")
     ] = None,
     backend: Annotated[Backend, typer.Option(help="What runs the model.")] = Backend.TRANSFORMERS,
-    device: Annotated[str, typer.Option(help="Torch device.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Torch device.")] = DEVICE,
     batch_size: Annotated[int, typer.Option(min=1, help="Episodes played together.")] = 64,
     out: Annotated[
         Path | None,
@@ -186,8 +213,18 @@ def eval_command(
     resumes a broken run and retries errored episodes. Exit status: 0, 1 if episodes errored,
     2 if the run could not be made.
     """
+    if not 0 <= temperature < math.inf:
+        raise ConfigurationError(f"--temperature must be finite and >= 0, got {temperature}")
     if not 0 < top_p <= 1:
         raise ConfigurationError(f"--top-p must be in (0, 1], got {top_p}")
+    given = {
+        "--model": model is not None,
+        "--revision": revision is not None,
+        "--base-url": base_url is not None,
+        "--backend": backend is not Backend.TRANSFORMERS,
+        "--device": device != DEVICE,
+    }
+    _refuse_idle_options(method, base_url, given)
     if base_url is not None and model is None:
         raise ConfigurationError("--base-url needs --model, the model's name at the endpoint")
     stderr = make_console(stderr=True)
@@ -195,7 +232,7 @@ def eval_command(
     def warn(text: str) -> None:
         stderr.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
 
-    source = resolve(method, env, model, endpoint=base_url is not None)
+    source = resolve(method, env, model, revision=revision, endpoint=base_url is not None)
     card = source.card
     config = EvalConfig(
         method=method,
@@ -211,8 +248,8 @@ def eval_command(
     )
     game = config.make_env()
     choose_tasks(game, split, tasks)  # a bad split is named before a model is loaded
-    if card is not None:
-        _check_card(card, Path(source.model or ""), game, warn)
+    if card is not None and isinstance(source.model, FoundCheckpoint):
+        _check_card(card, source.model.folder, game, warn)
     taught = card is not None and card.env_id == game.env_id
     if dialogue is None and card is not None and taught:
         dialogue = card.dialogue.partition("@")[0]
@@ -223,7 +260,7 @@ def eval_command(
         same = card is not None and spoken.label == card.dialogue
         max_tokens = card.max_tokens if card is not None and same else spoken.max_tokens
     config = config.model_copy(update={"dialogue": spoken.name, "max_tokens": max_tokens})
-    policy = _policy(method, source.model, config, revision, base_url, backend, device)
+    policy = _policy(method, source.model, config, base_url, backend, device)
     with _bar(stderr, shown=progress) as show:
         run = evaluate(
             config,
@@ -259,9 +296,8 @@ def _check_card(
 
 def _policy(
     method: str,
-    model: str | None,
+    model: FoundCheckpoint | str | None,
     config: EvalConfig,
-    revision: str | None,
     base_url: str | None,
     backend: Backend,
     device: str,
@@ -272,6 +308,7 @@ def _policy(
     assert model is not None
     assert config.max_tokens is not None
     if base_url is not None:
+        assert isinstance(model, str)
         from agentbench_prefix.policies.openai import OpenAIPolicy
 
         return OpenAIPolicy(
@@ -282,7 +319,6 @@ def _policy(
             max_tokens=config.max_tokens,
         )
     settings: dict[str, Any] = {
-        "revision": revision,
         "device": device,
         "temperature": config.temperature,
         "top_p": config.top_p,

@@ -7,7 +7,6 @@ Groups: ``agentbench_prefix.environments`` (name = Gymnasium id, value = the ``T
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -15,7 +14,7 @@ from typing import Any, Protocol, cast
 import gymnasium as gym
 
 from agentbench_prefix.env import TextEnv
-from agentbench_prefix.errors import UnknownNameError
+from agentbench_prefix.errors import EntryPointError, UnknownNameError
 
 ENVIRONMENTS_GROUP = "agentbench_prefix.environments"
 METHODS_GROUP = "agentbench_prefix.methods"
@@ -35,6 +34,16 @@ class Method(Protocol):
         """Train on an environment and return the checkpoint's folder."""
 
 
+def _load(kind: str, group: str, name: str) -> Any:
+    points = _entry_points(group)
+    if name not in points:
+        raise UnknownNameError(kind, name, points)
+    try:
+        return points[name].load()
+    except (ImportError, AttributeError) as error:
+        raise EntryPointError(kind, points[name], error) from error
+
+
 def _entry_points(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in sorted(entry_points(group=group), key=lambda p: p.name)}
 
@@ -50,11 +59,9 @@ def environment_class(env_id: str) -> type[TextEnv]:
 
     Raises:
         UnknownNameError: No such environment.
+        EntryPointError: It cannot be imported.
     """
-    points = _entry_points(ENVIRONMENTS_GROUP)
-    if env_id not in points:
-        raise UnknownNameError("environment", env_id, points)
-    return cast("type[TextEnv]", points[env_id].load())
+    return cast("type[TextEnv]", _load("environment", ENVIRONMENTS_GROUP, env_id))
 
 
 def make(env_id: str, **arguments: Any) -> TextEnv:
@@ -76,20 +83,11 @@ def method_names() -> tuple[str, ...]:
     return tuple(_entry_points(METHODS_GROUP))
 
 
-def methods() -> Mapping[str, Method]:
-    """Every registered method by name."""
-    return {
-        name: cast("Method", point.load()) for name, point in _entry_points(METHODS_GROUP).items()
-    }
-
-
 def method(name: str) -> Method:
     """Look a method up.
 
     Raises:
         UnknownNameError: No such method.
+        EntryPointError: It cannot be imported.
     """
-    points = _entry_points(METHODS_GROUP)
-    if name not in points:
-        raise UnknownNameError("method", name, points)
-    return cast("Method", points[name].load())
+    return cast("Method", _load("method", METHODS_GROUP, name))

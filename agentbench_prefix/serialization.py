@@ -38,9 +38,9 @@ class ChatSerializer:
         template_arguments: Extra arguments of the template, e.g. ``{"enable_thinking": True}``.
 
     Raises:
-        CheckpointError: The tokenizer has no chat template, or its template does not mark the end
-            of an assistant turn with one special token, or it cannot tell that token's text from
-            the token.
+        CheckpointError: The tokenizer has no chat template, or its template cannot be rendered,
+            leaves replies out or does not mark the end of an assistant turn with one special token,
+            or it cannot tell that token's text from the token.
     """
 
     history = "as_generated"
@@ -80,18 +80,31 @@ class ChatSerializer:
         self._user_frame = self._find_user_frame()
 
     def _render(self, messages: Sequence[Message], *, generate: bool) -> str:
-        text: str = self.tokenizer.apply_chat_template(
-            [m.as_dict() for m in messages],
-            tokenize=False,
-            add_generation_prompt=generate,
-            **self._template_arguments,
-        )
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                [m.as_dict() for m in messages],
+                tokenize=False,
+                add_generation_prompt=generate,
+                **self._template_arguments,
+            )
+        except Exception as error:  # a template is a program: it may raise anything
+            raise CheckpointError(
+                f"the chat template of {getattr(self.tokenizer, 'name_or_path', '')!r} fails on "
+                f"{[m.role for m in messages]} ({type(error).__name__}: {error}); repair its "
+                "chat_template.jinja, or set tokenizer.chat_template"
+            ) from error
         return text
 
     def _after_sentinel(self, messages: Sequence[Message]) -> str:
         stem = [Message("user", "u"), Message("assistant", _SENTINEL)]
         text = self._render([*stem, *messages], generate=bool(messages))
-        return text.split(_SENTINEL, 1)[1]
+        _, found, after = text.partition(_SENTINEL)
+        if not found:
+            raise CheckpointError(
+                f"the chat template leaves out what the assistant says (it writes {text[:40]!r}); "
+                "use one for conversations"
+            )
+        return after
 
     def _find_user_frame(self) -> tuple[str, str] | None:
         """What the template writes around a user message, if it leaves the message as it is.

@@ -12,11 +12,12 @@ import pytest
 import toy
 from test_cards import make_card
 
-from agentbench_prefix import registry
+from agentbench_prefix import cli, registry
 from agentbench_prefix.cli import main
-from agentbench_prefix.env import Snapshot
+from agentbench_prefix.env import Snapshot, TextEnv
 from agentbench_prefix.errors import UnknownNameError
 from agentbench_prefix.policies.scripted import OraclePolicy
+from agentbench_prefix.policies.tokens import FoundCheckpoint
 
 
 class Method:
@@ -191,8 +192,7 @@ def test_the_shipped_checkpoint_its_card_and_its_environment_are_the_defaults(
     assert "warning" not in err
     assert loaded == [
         {
-            "model": str(tmp_path / "weights"),
-            "revision": None,
+            "model": FoundCheckpoint(tmp_path / "weights", {}),
             "device": "cpu",
             "temperature": 1.0,
             "top_p": 1.0,
@@ -207,16 +207,12 @@ def test_flags_overrule_the_card(call, method, loaded, tmp_path):
     make_card(data_hash=toy.Toy.data_hash, dialogue="bracketed@2").save(tmp_path / "weights")
     status, _, err = call(
         *("eval", "--method", "taught", "--model", tmp_path / "weights", "--tasks", 1),
-        *("--dialogue", "bare", "--revision", "abc", "--temperature", 0.5, "--top-p", 0.75),
+        *("--dialogue", "bare", "--temperature", 0.5, "--top-p", 0.75),
     )
     assert status == 0
     assert "taught in bracketed@2, it is evaluated in bare@1" in err
     assert loaded[0]["max_tokens"] == 16  # the dialogue's: the card's bound is for its own dialogue
-    assert (loaded[0]["revision"], loaded[0]["temperature"], loaded[0]["top_p"]) == (
-        "abc",
-        0.5,
-        0.75,
-    )
+    assert (loaded[0]["temperature"], loaded[0]["top_p"]) == (0.5, 0.75)
     status, _, _ = call(
         "eval",
         "--method",
@@ -274,14 +270,51 @@ def test_weights_that_are_not_the_cards_are_warned_about(call, method, loaded, t
     assert "model.safetensors is not the file its card describes" in err
 
 
-def test_a_foreign_model_plays_the_only_environment(call, method, loaded, only_toy):
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Folder of ``Org/Model`` at commit ``c0ffee``; ``asked`` holds what was downloaded."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    snapshot = tmp_path / "c0ffee"
+    snapshot.mkdir()
+    asked = []
+
+    def download(name, revision, allow_patterns):
+        assert "*.json" in allow_patterns
+        asked.append((name, revision))
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return snapshot, asked
+
+
+def test_a_foreign_model_plays_the_only_environment(call, method, loaded, only_toy, hub):
+    snapshot, asked = hub
     status, _, _ = call("eval", "--method", "taught", "--model", "Org/Model", "--tasks", 1)
     assert status == 0
-    assert (loaded[0]["model"], key()["env"], key()["dialogue"]) == (
-        "Org/Model",
-        "Toy-v0",
-        "bare@1",
-    )
+    found = FoundCheckpoint(snapshot, {"model": "Org/Model", "revision": "c0ffee"})
+    assert (loaded[0]["model"], key()["env"], key()["dialogue"]) == (found, "Toy-v0", "bare@1")
+    assert asked == [("Org/Model", None)]
+
+
+def test_a_model_of_the_hub_plays_the_dialogue_of_its_card(call, method, loaded, hub):
+    snapshot, asked = hub
+    make_card(data_hash=toy.Toy.data_hash, dialogue="bracketed@2").save(snapshot)
+    command = ("eval", "--method", "taught", "--model", "Org/Model", "--revision", "abc")
+    status, _, err = call(*command, "--tasks", 1)
+    assert status == 0
+    assert "warning" not in err
+    assert (key()["env"], key()["dialogue"], key()["max_tokens"]) == ("Toy-v0", "bracketed@2", 5)
+    assert asked == [("Org/Model", "abc")]  # once
+
+
+def test_a_model_in_the_home_folder_plays_the_dialogue_of_its_card(
+    call, method, loaded, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    make_card(data_hash=toy.Toy.data_hash, dialogue="bracketed@2").save(tmp_path / "ck")
+    status, _, _ = call("eval", "--method", "taught", "--model", "~/ck", "--tasks", 1)
+    assert (status, key()["dialogue"]) == (0, "bracketed@2")
+    assert loaded[0]["model"] == FoundCheckpoint(tmp_path / "ck", {})
 
 
 def test_the_same_command_resumes(call):
@@ -302,7 +335,21 @@ def test_the_same_command_resumes(call):
         (("--method", "grpo"), ("unknown method 'grpo'", "valid: oracle, random, taught")),
         (("--method", "taught"), ("ships no checkpoint", "--model PATH|HUB_ID", "train --method")),
         (("--method", "taught", "--env", "Toy-v0"), ("no checkpoint for Toy-v0", "--env Toy-v0")),
-        (("--method", "taught", "--model", "./gone"), ("no checkpoint folder ./gone",)),
+        (("--method", "taught", "--model", "./gone"), ("no checkpoint folder './gone'",)),
+        (("--method", "taught", "--model", "~/gone"), ("no checkpoint folder '~/gone'",)),
+        (("--method", "taught", "--model", "~nobody-here/x"), ("'~nobody-here/x'",)),
+        (("--method", "taught", "--model", ".", "--revision", "a"), ("belongs to a Hub id",)),
+        (("--method", "oracle", "--revision", "a", "--backend", "vllm", "--device", "cuda"),
+         ("plays without a model: leave --revision, --backend, --device out",)),
+        (("--method", "random", "--base-url", "http://x/v1"), ("leave --base-url out",)),
+        (("--method", "taught", "--base-url", "http://x/v1", "--model", "m", "--backend", "vllm"),
+         ("not loaded here: leave --backend out",)),
+        (("--method", "taught", "--base-url", "http://x/v1", "--model", "m", "--device", "cuda",
+          "--revision", "a"), ("leave --revision, --device out",)),
+        (("--method", "oracle", "--temperature", "inf"), ("--temperature", "finite", "inf")),
+        (("--method", "oracle", "--temperature", "nan"), ("--temperature", "finite", "nan")),
+        (("--method", "oracle", "--temperature", "-1"), ("--temperature", ">= 0, got -1",)),
+        (("--method", "oracle", "--top-p", "nan"), ("--top-p must be in (0, 1]",)),
         (("--method", "oracle", "--env", "Toi-v0"), ("unknown environment 'Toi-v0'", "Toy-v0")),
         (("--method", "oracle"), ("name the environment with --env", "Toy-v0")),
         (("--method", "oracle", "--model", "x"), ("leave --model out",)),
@@ -338,6 +385,9 @@ def test_a_missing_back_end_names_the_extra(call, method, tmp_path, monkeypatch)
     argv = ("eval", "--method", "taught", "--model", tmp_path / "weights", "--env", "Toy-v0")
     assert_error(call(*argv), "pip install 'agentbench-prefix[eval]'")
     assert_error(call(*argv, "--backend", "vllm"), "pip install 'agentbench-prefix[vllm]'")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    argv = ("eval", "--method", "taught", "--model", "Org/Model", "--env", "Toy-v0")
+    assert_error(call(*argv), "'Org/Model'", "Hub", "pip install 'agentbench-prefix[eval]'")
 
 
 def test_a_dead_endpoint_stops_the_run(call, method, monkeypatch):
@@ -404,7 +454,70 @@ def test_list_says_what_is_missing(call, method, monkeypatch):
     assert "Run toy-download" in out
 
 
+@pytest.fixture
+def broken_distribution(tmp_path, monkeypatch):
+    """An installed environment and method whose library is missing."""
+    info = tmp_path / "broken" / "their_package-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        f"[{registry.ENVIRONMENTS_GROUP}]\nBroken-v0 = no_such_library:Env\n"
+        f"[{registry.METHODS_GROUP}]\nbroken = no_such_library:METHOD\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "broken")
+    registry.environment_ids.cache_clear()
+    yield
+    registry.environment_ids.cache_clear()
+
+
+@pytest.mark.usefixtures("broken_distribution")
+def test_list_goes_on_past_what_cannot_be_imported(call):
+    status, out, err = call("list")
+    assert (status, err) == (0, "")
+    for kind, name in (("environment", "Broken-v0"), ("method", "broken")):
+        assert f"{name}  cannot be used: {kind} '{name}' of their-package cannot be imported" in out
+    assert out.count("No module named 'no_such_library'") == 2
+    assert "Toy-v0  data: ok" in out
+    assert "Corpora" in out
+
+
+@pytest.mark.usefixtures("broken_distribution")
+def test_what_cannot_be_imported_is_one_line_elsewhere(call):
+    assert_error(call("eval", "--method", "oracle", "--env", "Broken-v0"), "no_such_library")
+    assert_error(call("eval", "--method", "broken", "--env", "Toy-v0"), "no_such_library")
+    assert_error(call("play", "Broken-v0"), "their-package", "no_such_library")
+
+
+def test_list_looks_for_corpora_in_a_checkout_only(call, tmp_path, monkeypatch):
+    root = tmp_path / "root"
+    (root / "datasets" / "walks").mkdir(parents=True)
+    (root / "datasets" / "walks" / "manifest.json").write_text('{"env_id": "Toy-v0"}')
+    monkeypatch.setattr(cli, "__file__", str(root / "agentbench_prefix" / "cli.py"))
+    assert "walks" not in call("list")[1]
+    (root / "pyproject.toml").write_text("")
+    assert "walks  Toy-v0" in call("list")[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "lacks", "needle"),
+    [
+        ("oracle", "teacher", "the oracle cannot play: Toy-v0 has no teacher"),
+        ("random", "candidate_actions", "the random policy cannot play: Toy-v0 does not list"),
+    ],
+)
+def test_scripted_policies_name_what_an_environment_lacks(call, monkeypatch, name, lacks, needle):
+    monkeypatch.setattr(toy.Toy, lacks, getattr(TextEnv, lacks))
+    argv = ("eval", "--method", name, "--env", "Toy-v0", "--no-progress")
+    assert_error(call(*argv), needle)
+
+
 # ------------------------------------------------------------------ play
+def test_a_negative_seed_is_refused(call):
+    status, out, err = call("play", "Toy-v0", "--seed", -1)
+    assert (status, out) == (2, "")
+    assert "Invalid value for '--seed'" in err
+
+
 def test_a_person_plays_to_the_end(call):
     env = toy.Toy()
     env.reset(options={"task_id": "toy_13"})

@@ -7,7 +7,7 @@ import pytest
 import toys
 
 from agentbench_prefix import environment_ids, make, registry
-from agentbench_prefix.errors import UnknownNameError
+from agentbench_prefix.errors import EntryPointError, UnknownNameError
 
 
 @pytest.fixture
@@ -46,7 +46,36 @@ def test_a_third_party_needs_an_entry_point_only(third_party):
     registry.register_environments()
     assert isinstance(make("ThirdParty-v0"), toys.Vault)
     assert registry.method("their_method") is toys.ANSWERS
-    assert registry.methods() == {"their_method": toys.ANSWERS}
+    assert registry.method_names() == ("their_method",)
+
+
+@pytest.mark.parametrize(
+    ("value", "cause"),
+    [
+        ("no_such_library.envs:Env", "No module named 'no_such_library'"),
+        ("toys:NoSuchClass", "has no attribute 'NoSuchClass'"),
+    ],
+)
+def test_what_cannot_be_imported_is_named(monkeypatch, tmp_path, value, cause):
+    info = tmp_path / "their_package-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        f"[{registry.ENVIRONMENTS_GROUP}]\nTheirs-v0 = {value}\n"
+        f"[{registry.METHODS_GROUP}]\ntheirs = {value}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for look_up, name, kind in (
+        (registry.environment_class, "Theirs-v0", "environment"),
+        (make, "Theirs-v0", "environment"),
+        (registry.method, "theirs", "method"),
+    ):
+        with pytest.raises(EntryPointError) as caught:
+            look_up(name)
+        text = str(caught.value)
+        assert f"{kind} '{name}' of their-package cannot be imported from {value}" in text
+        assert cause in text
+    assert "theirs" in registry.method_names()
 
 
 def test_registering_twice_is_harmless():

@@ -10,11 +10,16 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from agentbench_prefix.dialogue import Message
 from agentbench_prefix.env import JSON
-from agentbench_prefix.errors import CheckpointError, ConfigurationError, ContextLimitError
+from agentbench_prefix.errors import (
+    CheckpointError,
+    ConfigurationError,
+    ContextLimitError,
+    MissingExtraError,
+)
 from agentbench_prefix.files import sha256_file
 from agentbench_prefix.policies.base import Episode
 from agentbench_prefix.serialization import ChatSerializer
@@ -25,27 +30,48 @@ _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.tx
 
 
 # ------------------------------------------------------------------ checkpoints
-def find_checkpoint(model: str, revision: str | None) -> tuple[Path, dict[str, JSON]]:
+class FoundCheckpoint(NamedTuple):
+    """A checkpoint on this machine.
+
+    Attributes:
+        folder: Its folder.
+        source: What names it besides its content: Hub id and commit, nothing if it is local.
+    """
+
+    folder: Path
+    source: dict[str, JSON]
+
+    def __str__(self) -> str:
+        return str(self.source.get("model", self.folder))
+
+
+def find_checkpoint(
+    model: str | Path | FoundCheckpoint, revision: str | None = None
+) -> FoundCheckpoint:
     """Find a checkpoint, on the Hub if need be.
 
     Args:
-        model: A local folder, or a Hub id.
+        model: A local folder, or a Hub id; what was found before is given back.
         revision: Branch, tag or commit of a Hub id.
-
-    Returns:
-        Its folder, and what names it besides its content: Hub id and commit, nothing if local.
 
     Raises:
         CheckpointError: Nothing is there, or the Hub cannot be reached.
         ConfigurationError: A revision was given of a local folder.
+        MissingExtraError: It is not local, and what downloads it is not installed.
     """
-    folder = Path(model).expanduser()
+    if isinstance(model, FoundCheckpoint):
+        return model
+    model = str(model)
+    try:
+        folder = Path(model).expanduser()
+    except RuntimeError:  # the home folder of a user who does not exist
+        folder = Path(model)
     if folder.is_dir():
         if revision is not None:
             raise ConfigurationError(
                 f"a revision ({revision!r}) belongs to a Hub id, but {model!r} is a local folder"
             )
-        return folder, {}
+        return FoundCheckpoint(folder, {})
     if (
         folder.exists()
         or folder.is_absolute()
@@ -56,8 +82,13 @@ def find_checkpoint(model: str, revision: str | None) -> tuple[Path, dict[str, J
             f"no checkpoint folder {model!r}: give a folder that holds config.json, "
             "*.safetensors and a tokenizer, or a Hub id"
         )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{model!r} is no local folder; what gets it from the Hub", "eval"
+        ) from error
 
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
     try:
@@ -73,7 +104,7 @@ def find_checkpoint(model: str, revision: str | None) -> tuple[Path, dict[str, J
             f"{model!r} is no local folder, and the Hub does not give it{at}: "
             f"{str(error).strip().splitlines()[0]}"
         ) from error
-    return snapshot, {"model": model, "revision": snapshot.name}
+    return FoundCheckpoint(snapshot, {"model": model, "revision": snapshot.name})
 
 
 def check_checkpoint(folder: Path) -> str:

@@ -33,6 +33,7 @@ from agentbench_prefix.errors import (
 from agentbench_prefix.policies.base import Episode, Reply
 from agentbench_prefix.policies.tokens import (
     Conversation,
+    FoundCheckpoint,
     check_checkpoint,
     find_checkpoint,
     overflow,
@@ -531,7 +532,7 @@ class TransformersPolicy:
     @classmethod
     def load(
         cls,
-        model: str | Path,
+        model: str | Path | FoundCheckpoint,
         revision: str | None = None,
         device: str = "cpu",
         temperature: float = 1.0,
@@ -542,7 +543,8 @@ class TransformersPolicy:
         """Load a checkpoint: a local folder, or a Hub id at a pinned revision.
 
         Args:
-            model: Folder with ``config.json``, ``*.safetensors`` and a tokenizer, or a Hub id.
+            model: Folder with ``config.json``, ``*.safetensors`` and a tokenizer, or a Hub id, or
+                what :func:`find_checkpoint` found.
             revision: Branch, tag or commit of a Hub id. Whatever is given, the commit it stands
                 for is what :meth:`describe` records.
             device: A torch device, e.g. ``"cpu"`` or ``"cuda"``.
@@ -563,7 +565,7 @@ class TransformersPolicy:
             raise ConfigurationError(
                 f"device {device!r} cannot be used ({str(error).splitlines()[0]}); try 'cpu'"
             ) from error
-        folder, source = find_checkpoint(str(model), revision)
+        folder, source = find_checkpoint(model, revision)
         digest = check_checkpoint(folder)
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(

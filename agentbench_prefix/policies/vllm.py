@@ -26,6 +26,7 @@ from agentbench_prefix.files import canonical_json
 from agentbench_prefix.policies.base import Episode, Reply, reply_seed
 from agentbench_prefix.policies.tokens import (
     Conversation,
+    FoundCheckpoint,
     check_checkpoint,
     find_checkpoint,
     overflow,
@@ -159,7 +160,7 @@ class VLLMPolicy:
     @classmethod
     def load(
         cls,
-        model: str | Path,
+        model: str | Path | FoundCheckpoint,
         revision: str | None = None,
         device: str | None = None,
         temperature: float = 1.0,
@@ -171,7 +172,8 @@ class VLLMPolicy:
         """Load a checkpoint into an engine: a local folder, or a Hub id at a pinned revision.
 
         Args:
-            model: Folder with ``config.json``, ``*.safetensors`` and a tokenizer, or a Hub id.
+            model: Folder with ``config.json``, ``*.safetensors`` and a tokenizer, or a Hub id, or
+                what :func:`find_checkpoint` found.
             revision: Branch, tag or commit of a Hub id; :meth:`describe` records the commit.
             device: ``None``, or the kind of device this build of vLLM is for (``"cuda"``,
                 ``"cpu"``).
@@ -208,7 +210,7 @@ class VLLMPolicy:
             raise ConfigurationError(
                 f"engine arguments must be JSON values, so that results can record them: {error}"
             ) from error
-        folder, source = find_checkpoint(str(model), revision)
+        folder, source = find_checkpoint(model, revision)
         digest = check_checkpoint(folder)
         cut: dict[str, Any] = {"logprobs_mode": "processed_logprobs"}
         if _rewrites_logits(temperature, top_p):

@@ -24,6 +24,7 @@ from agentbench_prefix.dialogue import Message
 from agentbench_prefix.errors import CheckpointError, ConfigurationError, PolicyError
 from agentbench_prefix.policies import transformers as module
 from agentbench_prefix.policies.base import Episode, Reply
+from agentbench_prefix.policies.tokens import find_checkpoint
 from agentbench_prefix.policies.transformers import TransformersPolicy, draw
 
 VOCABULARY = 259
@@ -609,6 +610,7 @@ def drop_template(folder: Path) -> None:
         (break_weights, "cannot be loaded"),
         (drop_a_tensor, "lacks weights of its architecture: model.layers.1.mlp.up_proj.weight"),
         (drop_template, "no chat template"),
+        (lambda folder: (folder / "chat_template.jinja").write_text("{% if"), "chat template of"),
     ],
 )  # fmt: skip
 def test_broken_checkpoints_are_refused(
@@ -690,6 +692,9 @@ def test_a_hub_id_is_recorded_with_its_commit(dead_hub: Path, checkpoint: Path) 
     assert policy.describe()["revision"] == commit
     tagged = TransformersPolicy.load("someone/something", revision="v1")
     assert tagged.describe() == policy.describe()
+    found = find_checkpoint("someone/something", "v1")
+    shutil.rmtree(repository / "refs")  # what was found is not looked up again
+    assert TransformersPolicy.load(found).describe() == policy.describe()
 
 
 def test_without_torch_the_extra_is_named() -> None:

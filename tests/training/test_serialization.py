@@ -224,6 +224,13 @@ def test_templates_that_cannot_serve_are_refused():
     bare.chat_template = "{% for m in messages %}{{ m.content }}. {% endfor %}"
     with pytest.raises(CheckpointError, match="special token"):
         ChatSerializer(bare)
+    for broken in ("{% for m in messages %}", "{{ 1 / 0 }}", "{{ raise_exception('no') }}"):
+        bare.chat_template = broken
+        with pytest.raises(CheckpointError, match=r"chat template of .* fails on \['user', "):
+            ChatSerializer(bare)
+    bare.chat_template = "nothing of what was said"
+    with pytest.raises(CheckpointError, match="leaves out what the assistant says"):
+        ChatSerializer(bare)
 
 
 def test_fingerprints_tell_vocabularies_and_templates_apart(serializer):
