@@ -186,7 +186,7 @@ def _start(recipe: SFTRecipe, env: TextEnv) -> tuple[Any, Any, dict[str, Any]]:
                 f"python -m agentbench_prefix.train --method {recipe.init} --env {recipe.env_id} "
                 "and pass its folder with --init"
             )
-        folder, source = shipped, {}
+        folder, source = find_checkpoint(shipped)
     else:
         folder, source = find_checkpoint(recipe.init, None)
     sha256 = check_checkpoint(folder)
