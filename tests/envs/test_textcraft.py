@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from agentbench_envs.textcraft import dialogue as prompts
 from agentbench_envs.textcraft.book import official_book
 from agentbench_envs.textcraft.env import TextCraftEnv, manifest
 from agentbench_prefix.env import PlayedTurn
-from agentbench_prefix.errors import PrefixError, UnknownNameError
+from agentbench_prefix.errors import PrefixError, SnapshotError, UnknownNameError
 from agentbench_prefix.files import sha256_text
 
 BOAT = {"task_id": "textcraft_125"}
@@ -582,3 +583,14 @@ def test_the_data_is_sorted_json():
     raw = json.loads(files("agentbench_envs.textcraft").joinpath("data/book.json").read_text())
     for key in ("items", "tags"):
         assert raw[key] == sorted(set(raw[key]))
+
+
+@pytest.mark.parametrize("entries", [["a1"], [["oak_logs", -3]], [["no_such_item", 1]], [[3, "4"]]])
+def test_a_state_that_is_no_inventory_is_refused(entries):
+    env = TextCraftEnv()
+    env.reset(options={"task_id": "textcraft_31"})
+    env.step("get 2 oak logs")
+    here = env.snapshot()
+    with pytest.raises(SnapshotError, match="inventory entry"):
+        env.restore(dataclasses.replace(here, state={**here.state, "env": entries}))
+    assert env.snapshot() == here

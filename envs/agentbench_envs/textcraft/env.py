@@ -246,7 +246,10 @@ class TextCraftEnv(TextEnv):
         return [[item, count] for item, count in self.inventory.items()]
 
     def _set_state(self, state: Any) -> None:
-        self.inventory = {str(item): int(count) for item, count in state}
+        for item, count in state:
+            if item not in self.book.items or isinstance(count, bool) or not count >= 0:
+                raise ValueError(f"not an inventory entry: {[item, count]!r}")
+        self.inventory = {item: int(count) for item, count in state}
 
     def fields(self, observation: str) -> dict[str, JSON]:
         """``goal``/``commands``, ``inventory``, ``got`` or ``crafted``; empty for a refusal."""
