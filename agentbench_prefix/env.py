@@ -389,6 +389,13 @@ class TextEnv(gym.Env[str, str]):
         task_id = given.get("task_id")
         if task_id is not None and not isinstance(task_id, str):
             raise UnknownNameError("task_id", task_id, self.tasks(split)[:3], "Task ids are text.")
+        if task_id is not None and "split" in given and task_id not in self.tasks(split):
+            raise UnknownNameError(
+                f"task_id of split {split!r}",
+                task_id,
+                self.tasks(split)[:3],
+                "Name one or neither.",
+            )
         task_options = {name: given[name] for name in sorted(given) if name in self.task_options}
         # Without a prefix only _begin can refuse, which it does before it changes anything.
         with self._put_back_on_error(episode=bool(prefix)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
@@ -78,13 +79,17 @@ def resolve(
         endpoint: Whether the model is behind an endpoint.
 
     Raises:
-        UnknownNameError: Unknown method or environment.
+        UnknownNameError: Unknown environment, or unknown method without a model.
         CheckpointError: The method ships no checkpoint, or there is none where it was said to be.
         ConfigurationError: The environment must be named, or a revision belongs to no Hub id.
     """
     known = [*SCRIPTED, *registry.method_names()]
-    if method not in known:
-        raise UnknownNameError("method", method, known)
+    if method not in known and model is None:
+        raise UnknownNameError("method", method, known, "With --model it may be any label.")
+    if not re.fullmatch(r"[\w.+-]+", method):  # it names tables and folders
+        raise ConfigurationError(
+            f"--method {method!r} is no label: use letters, digits, '.', '_', '+' and '-'"
+        )
     if env_id is not None:
         registry.environment_class(env_id)  # an unknown one is named before anything is loaded
     if method in SCRIPTED:

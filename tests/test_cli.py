@@ -596,3 +596,15 @@ def test_play_draws_the_task_by_seed(call):
     assert len(drawn) == 1
     many = {call("play", "Toy-v0", "--seed", seed)[1].split("\n")[0] for seed in range(8)}
     assert len(many) > 1
+
+
+def test_a_model_may_carry_any_label_that_names_a_folder(call, loaded, tmp_path):
+    status, out, _ = call(
+        *("eval", "--method", "my-model.v2", "--env", "Toy-v0", "--model", "Org/Model"),
+        *("--tasks", 1),
+    )
+    assert status == 0
+    assert "my-model.v2 on Toy-v0" in out
+    status, _, err = call("eval", "--method", "../up", "--env", "Toy-v0", "--model", "Org/Model")
+    assert status == 2
+    assert "'../up' is no label" in err

@@ -400,3 +400,11 @@ def test_gymnasiums_wrappers_leave_the_extras_on_the_unwrapped_environment():
     env.reset(seed=5)
     assert env.unwrapped.restore(snapshot) == f"Click. Dial {FIT[1][-1]}."
     assert env.step("look")[0] == "You tried 1 digits, 1 fit."
+
+
+def test_a_task_outside_the_split_that_is_named_is_refused():
+    env = toys.Vault()
+    outside = next(task for task in env.tasks("test") if task not in env.tasks("train"))
+    with pytest.raises(UnknownNameError, match="of split 'train'"):
+        env.reset(options={"task_id": outside, "split": "train"})
+    env.reset(options={"task_id": outside, "split": "test"})

@@ -126,7 +126,10 @@ def _difference(paired: PairedDifference) -> list[str]:
 def _legend(estimates: Iterable[Estimate]) -> str:
     text = "[95 % interval]: bootstrap over tasks"
     if any(estimate.interval == "wilson" for estimate in estimates):
-        text += f"; * Wilson, n = tasks (under {FEW_TASKS} tasks, or under {FEW_DIFFERING} differ)"
+        text += (
+            f"; * Wilson over tasks (under {FEW_TASKS}), or the wider of both (under "
+            f"{FEW_DIFFERING} differ)"
+        )
     return text
 
 

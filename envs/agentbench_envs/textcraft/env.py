@@ -130,7 +130,9 @@ class TextCraftEnv(TextEnv):
             )
         super().__init__(max_turns=max_turns, split=split, render_mode=render_mode)
         self.compat = compat
-        self.strict = bool(strict)
+        if not isinstance(strict, bool):
+            raise TypeError(f"strict must be True or False, got {strict!r}")
+        self.strict = strict
         self.accepts_steps_after_end = compat is not None
         self.book: RecipeBook = official_book()
         self.goal = ""
