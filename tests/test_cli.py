@@ -599,12 +599,11 @@ def test_play_draws_the_task_by_seed(call):
 
 
 def test_a_model_may_carry_any_label_that_names_a_folder(call, loaded, tmp_path):
-    status, out, _ = call(
-        *("eval", "--method", "my-model.v2", "--env", "Toy-v0", "--model", "Org/Model"),
-        *("--tasks", 1),
-    )
+    make_card(data_hash=toy.Toy.data_hash).save(tmp_path / "model")
+    model = ("--env", "Toy-v0", "--model", tmp_path / "model", "--tasks", 1)
+    status, out, _ = call("eval", "--method", "my-model.v2", *model)
     assert status == 0
     assert "my-model.v2 on Toy-v0" in out
-    status, _, err = call("eval", "--method", "../up", "--env", "Toy-v0", "--model", "Org/Model")
+    status, _, err = call("eval", "--method", "../up", *model)
     assert status == 2
     assert "'../up' is no label" in err
