@@ -170,7 +170,7 @@ def test_the_table_shows_rates_with_denominators_and_what_is_out_of_reach():
     assert "41.7 [" in rows["all"]
     assert "0/48" in rows["digits_12"]
     assert "0.0 [0.0, 24.2]*" in rows["digits_12"]
-    assert "* Wilson, n = tasks" in text
+    assert "* Wilson over tasks" in text
     flat = " ".join(text.split())
     assert "12 of 48 tasks cannot be solved in 8 turns by any policy: toy_15, toy_19" in flat
     assert "ceiling 36/48" in flat
