@@ -35,6 +35,8 @@ from agentbench_prefix.policies.tokens import FoundCheckpoint, find_checkpoint
 SCRIPTED: dict[str, Callable[[], Policy]] = {"oracle": OraclePolicy, "random": RandomPolicy}
 """Methods that need no checkpoint."""
 DEVICE = "cpu"
+THREADS = 1
+"""One thread is fastest for the shipped models, and repeats on every machine of a kind."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -202,6 +204,12 @@ def eval_command(
     ] = None,
     backend: Annotated[Backend, typer.Option(help="What runs the model.")] = Backend.TRANSFORMERS,
     device: Annotated[str, typer.Option(help="Torch device.")] = DEVICE,
+    threads: Annotated[
+        int,
+        typer.Option(
+            min=1, help="CPU threads of the transformers back end; their number moves last digits."
+        ),
+    ] = THREADS,
     batch_size: Annotated[int, typer.Option(min=1, help="Episodes played together.")] = 64,
     out: Annotated[
         Path | None,
@@ -228,6 +236,7 @@ def eval_command(
         "--base-url": base_url is not None,
         "--backend": backend is not Backend.TRANSFORMERS,
         "--device": device != DEVICE,
+        "--threads": threads != THREADS,
     }
     _refuse_idle_options(method, base_url, given)
     if base_url is not None and model is None:
@@ -265,7 +274,7 @@ def eval_command(
         same = card is not None and spoken.label == card.dialogue
         max_tokens = card.max_tokens if card is not None and same else spoken.max_tokens
     config = config.model_copy(update={"dialogue": spoken.name, "max_tokens": max_tokens})
-    policy = _policy(method, source.model, config, base_url, backend, device)
+    policy = _policy(method, source.model, config, base_url, backend, device, threads)
     with _bar(stderr, shown=progress) as show:
         run = evaluate(
             config,
@@ -306,6 +315,7 @@ def _policy(
     base_url: str | None,
     backend: Backend,
     device: str,
+    threads: int,
 ) -> Policy:
     """Load a policy; its back end is imported only now."""
     if method in SCRIPTED:
@@ -335,7 +345,7 @@ def _policy(
         return VLLMPolicy.load(model, **settings)
     from agentbench_prefix.policies.transformers import TransformersPolicy
 
-    return TransformersPolicy.load(model, **settings)
+    return TransformersPolicy.load(model, threads=threads, **settings)
 
 
 @contextlib.contextmanager

@@ -539,6 +539,7 @@ class TransformersPolicy:
         top_p: float = 1.0,
         max_tokens: int = 64,
         dtype: str = "float32",
+        threads: int | None = None,
     ) -> TransformersPolicy:
         """Load a checkpoint: a local folder, or a Hub id at a pinned revision.
 
@@ -552,6 +553,7 @@ class TransformersPolicy:
             top_p: See the class.
             max_tokens: See the class.
             dtype: ``"float32"``, ``"float64"``, ``"bfloat16"`` or ``"float16"``.
+            threads: CPU threads to give torch in this process; ``None`` leaves them as they are.
 
         Raises:
             CheckpointError: Nothing usable is there, or the Hub cannot be reached.
@@ -565,6 +567,8 @@ class TransformersPolicy:
             raise ConfigurationError(
                 f"device {device!r} cannot be used ({str(error).splitlines()[0]}); try 'cpu'"
             ) from error
+        if threads is not None:
+            torch.set_num_threads(threads)
         folder, source = find_checkpoint(model, revision)
         digest = check_checkpoint(folder)
         try:
@@ -613,6 +617,8 @@ class TransformersPolicy:
             "max_tokens": self.max_tokens,
             "dtype": str(self.runner.dtype).removeprefix("torch."),
             "device": self.runner.device.type,
+            # Sums are split among threads, so their number moves the last digits of logits.
+            "threads": torch.get_num_threads() if self.runner.device.type == "cpu" else None,
         }
 
     def open(self, episodes: Sequence[Episode]) -> TransformersSession:
