@@ -194,6 +194,7 @@ def test_the_shipped_checkpoint_its_card_and_its_environment_are_the_defaults(
         {
             "model": FoundCheckpoint(tmp_path / "weights", {}),
             "device": "cpu",
+            "threads": 1,
             "temperature": 1.0,
             "top_p": 1.0,
             "max_tokens": 5,
