@@ -52,10 +52,7 @@ class PlannerTeacher:
             return inputs if random is None else random.shuffled(inputs)
 
         env = self.env
-        if random is None and not env.inventory:
-            self.steps = list(env.shortest_plan())
-        else:
-            self.steps = plan(env.book, env.goal, env.inventory, order=order)
+        self.steps = plan(env.book, env.goal, env.inventory, order=order)
         if random is not None and random.uniform() < 0.3:
             # Some players fetch everything first.
             self.steps.sort(key=lambda step: isinstance(step, Craft))
