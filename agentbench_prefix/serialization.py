@@ -14,6 +14,7 @@ message spells one (an environment may quote a reply), it is encoded as ordinary
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import re
 from collections.abc import Callable, Sequence
@@ -28,6 +29,31 @@ _SENTINEL = "QxZreplyZxQ"
 # Stands for the n-th special token that content spells. Its first letter occurs nowhere else in it,
 # so that it cannot be mistaken together with text around it.
 _VEIL = re.compile("QxZ([0-9]+)Zxq")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A conversation in tokens.
+
+    Attributes:
+        ids: Its token ids.
+        replies: ``[begin, end)`` of each assistant message in ``ids``: its content and the
+            end-of-turn token, without the generation header before it.
+    """
+
+    ids: list[int]
+    replies: list[tuple[int, int]]
+
+    def mask(self, trainable: Sequence[bool]) -> list[int]:
+        """1 on every token of the replies marked trainable, else 0; as long as ``ids``.
+
+        Args:
+            trainable: One flag per reply.
+        """
+        mask = [0] * len(self.ids)
+        for (begin, end), learn in zip(self.replies, trainable, strict=True):
+            mask[begin:end] = [int(learn)] * (end - begin)
+        return mask
 
 
 class ChatSerializer:
@@ -178,6 +204,34 @@ class ChatSerializer:
         )
         return text
 
+    def lay_out(self, messages: Sequence[Message]) -> Layout:
+        """Tokens of a whole conversation and where its replies are.
+
+        Args:
+            messages: From the opening on; ends with a reply, or with what a reply is due to.
+
+        Raises:
+            ValueError: There is no user message before the first reply, or two replies follow each
+                other.
+        """
+        ids: list[int] = []
+        replies: list[tuple[int, int]] = []
+        begin = 0
+        for end, message in enumerate(messages):
+            if message.role == "assistant":
+                if begin == end:
+                    raise ValueError(
+                        f"message {end} is a reply to nothing: expected a user message"
+                    )
+                ids += self.glue(messages[begin:end]) if replies else self.opening(messages[:end])
+                start = len(ids)
+                ids += self.reply(message.content)
+                replies.append((start, len(ids)))
+                begin = end + 1
+        if begin < len(messages):
+            ids += self.glue(messages[begin:]) if replies else self.opening(messages)
+        return Layout(ids, replies)
+
     def conversation(
         self, messages: Sequence[Message], trainable: Sequence[bool]
     ) -> tuple[list[int], list[int]]:
@@ -191,20 +245,8 @@ class ChatSerializer:
             ``(ids, mask)`` of equal length; ``mask`` is 1 on the content and end-of-turn token of
             assistant messages marked trainable, 0 on everything else.
         """
-        said = [i for i, message in enumerate(messages) if message.role == "assistant"]
-        ids: list[int] = []
-        mask: list[int] = []
-        begin = 0
-        for end, learn in zip(said, trainable, strict=True):
-            if not begin:
-                ids += self.opening(messages[:end])
-            elif begin < end:
-                ids += self.glue(messages[begin:end])
-            mask += [0] * (len(ids) - len(mask))
-            ids += self.reply(messages[end].content)
-            mask += [int(learn)] * (len(ids) - len(mask))
-            begin = end + 1
-        return ids, mask
+        layout = self.lay_out(messages)
+        return layout.ids, layout.mask(trainable)
 
     def fingerprint(self) -> str:
         """SHA-256 over the vocabulary and the chat template: equal means interchangeable."""

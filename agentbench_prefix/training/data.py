@@ -167,15 +167,13 @@ def _weigh(
     flags = (
         [True] * len(demonstration.trainable) if recipe.learn_mistakes else demonstration.trainable
     )
-    ids, mask = serializer.conversation(demonstration.messages, flags)
-    if not recipe.observation_weight:
-        return ids, [float(m) for m in mask]
-    _, replies = serializer.conversation(demonstration.messages, [True] * len(flags))
-    opening = replies.index(1)
-    return ids, [
-        1.0 if m else recipe.observation_weight if i >= opening and not r else 0.0
-        for i, (m, r) in enumerate(zip(mask, replies, strict=True))
-    ]
+    layout = serializer.lay_out(demonstration.messages)
+    weights = [float(learn) for learn in layout.mask(flags)]
+    if recipe.observation_weight:
+        replies = layout.mask([True] * len(flags))
+        for i in range(replies.index(1), len(replies)):
+            weights[i] = weights[i] if replies[i] else recipe.observation_weight
+    return layout.ids, weights
 
 
 def _pad(examples: list[tuple[list[int], list[float]]], pool: int, pool_step: int) -> Batch:
