@@ -47,6 +47,29 @@ class CheckpointError(AgentBenchError):
     """A checkpoint is missing, incomplete or does not fit."""
 
 
+class CorpusError(AgentBenchError, ValueError):
+    """A corpus is damaged, incomplete or contradicts itself.
+
+    Args:
+        what: What is wrong, what was expected, and what to do.
+        file: Path of the file within the corpus.
+        row: Index of the row in that file, from 0.
+        field: Column, with the way into it, e.g. ``"messages.3.content"``.
+    """
+
+    def __init__(
+        self, what: str, *, file: str = "", row: int | None = None, field: str = ""
+    ) -> None:
+        place = [file] if file else []
+        place += [f"row {row}"] if row is not None else []
+        place += [f"field {field}"] if field else []
+        super().__init__(f"{', '.join(place)}: {what}" if place else what)
+        self.what = what
+        self.file = file
+        self.row = row
+        self.field = field
+
+
 class MissingExtraError(AgentBenchError, ImportError):
     """An optional dependency is not installed.
 

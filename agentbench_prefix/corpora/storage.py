@@ -1,0 +1,157 @@
+"""Parquet files of typed rows: written beside and renamed, read a row group at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from agentbench_prefix.corpora.schema import ROWS, Row, features
+from agentbench_prefix.errors import CorpusError, MissingExtraError
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+except ImportError as error:
+    raise MissingExtraError("corpora", "corpora") from error
+
+GROUP = 512
+"""Rows of a row group: what is held in memory at once."""
+
+R = TypeVar("R", bound=Row)
+
+
+class RowWriter:
+    """Writes rows of one kind to a file that exists only once it is whole.
+
+    Use it as a context manager: the file appears when the block ends, and nothing is left if it
+    raises.
+
+    Args:
+        path: The file.
+        kind: Key of :data:`ROWS`.
+    """
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self.path = path
+        self.schema: Any = features(kind).arrow_schema
+        self.rows = 0
+        self._held: list[dict[str, Any]] = []
+        self._beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self._exit = contextlib.ExitStack()
+        self._writer: Any = None
+
+    def __enter__(self) -> RowWriter:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._exit.callback(self._beside.unlink, missing_ok=True)
+        self._writer = pq.ParquetWriter(
+            self._beside, self.schema, compression="zstd", compression_level=9
+        )
+        return self
+
+    def write(self, row: Row) -> None:
+        """Append a row."""
+        self._held.append(row.model_dump())
+        self.rows += 1
+        if len(self._held) >= GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._held:
+            self._writer.write_table(pa.Table.from_pylist(self._held, schema=self.schema))
+            self._held.clear()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._flush()
+            self._writer.close()
+            if kind is None:
+                with self._beside.open("rb") as file:
+                    os.fsync(file.fileno())
+                self._beside.replace(self.path)
+        finally:
+            self._exit.close()
+
+
+def open_parquet(path: Path, kind: str, name: str = "") -> Any:
+    """Open a file and check its columns.
+
+    Args:
+        path: The file.
+        kind: Key of :data:`ROWS`.
+        name: What errors call the file; its name by default.
+
+    Returns:
+        A ``pyarrow.parquet.ParquetFile``.
+
+    Raises:
+        CorpusError: It is missing, no Parquet file, truncated, or has other columns.
+    """
+    name = name or path.name
+    try:
+        file = pq.ParquetFile(path)
+    except FileNotFoundError as error:
+        raise CorpusError(
+            "the file is missing; build or pull the corpus again", file=name
+        ) from error
+    except (pa.ArrowException, OSError) as error:
+        raise CorpusError(
+            f"no readable Parquet file, it may be truncated ({error}); build or pull it again",
+            file=name,
+        ) from error
+    expected = features(kind).arrow_schema
+    for field in expected:
+        index = file.schema_arrow.get_field_index(field.name)
+        if index < 0:
+            raise CorpusError("the column is missing", file=name, field=field.name)
+        if not file.schema_arrow.field(index).type.equals(field.type):
+            raise CorpusError(
+                f"the column has type {file.schema_arrow.field(index).type}, expected {field.type}",
+                file=name,
+                field=field.name,
+            )
+    for column in file.schema_arrow.names:
+        if expected.get_field_index(column) < 0:
+            raise CorpusError("the column is unknown to this version", file=name, field=column)
+    return file
+
+
+def read_rows(path: Path, kind: str, name: str = "") -> Iterator[Any]:
+    """Rows of a file, checked, one row group in memory at a time.
+
+    Args:
+        path: The file.
+        kind: Key of :data:`ROWS`, which says what is yielded.
+        name: What errors call the file; its name by default.
+
+    Raises:
+        CorpusError: As :func:`open_parquet`, or a row is not valid; file, row and field are named.
+    """
+    name = name or path.name
+    model = ROWS[kind]
+    file = open_parquet(path, kind, name)
+    begin = 0
+    for group in range(file.num_row_groups):
+        try:
+            table = file.read_row_group(group)
+        except (pa.ArrowException, OSError) as error:
+            raise CorpusError(
+                f"cannot be read ({error}); build or pull it again", file=name, row=begin
+            ) from error
+        for index, values in enumerate(table.to_pylist()):
+            try:
+                yield model.model_validate(values)
+            except ValidationError as error:
+                first = error.errors()[0]
+                raise CorpusError(
+                    f"{first['msg']}, got {first['input']!r:.80}",
+                    file=name,
+                    row=begin + index,
+                    field=".".join(map(str, first["loc"])),
+                ) from error
+        begin += table.num_rows
