@@ -42,8 +42,9 @@ class Corpus:
             text = path.read_bytes()
         except OSError as error:
             raise CorpusError(
-                f"{folder} is no corpus: it has no readable {MANIFEST} ({error.strerror}); build "
-                "it with `agentbench-prefix corpus build` or get it with `agentbench-prefix hub pull`"
+                f"{folder} is no corpus: it has no readable {MANIFEST} ({error.strerror}); "
+                "build it with `agentbench-prefix corpus build`, or get it with "
+                "`agentbench-prefix hub pull`"
             ) from error
         try:
             return cls(folder, Manifest.parse(text))

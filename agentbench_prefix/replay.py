@@ -1,0 +1,154 @@
+"""Replay validation: does a recorded trajectory lead to the same states again?
+
+The trajectory's actions are played in a freshly reset environment, and what comes back is compared
+with what was recorded, on the structured fields that both observations have
+(:meth:`TextEnv.fields`). A cut is validated where its observation agrees, and where the one-step
+probe, the action that followed it, leads to an observation that does not disagree (Prefix-GRPO
+section 6.2).
+
+All cuts of a trajectory are checked in one pass: a snapshot is taken at each, and the probe is
+played from the restored snapshot, so that restoring is proved with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from agentbench_prefix.env import JSON, Snapshot, TextEnv
+from agentbench_prefix.errors import AgentBenchError
+
+Status = Literal["validated", "mismatch", "unverifiable", "error"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """What is replayed.
+
+    Attributes:
+        task_id: Task.
+        options: Reset options that change the task.
+        seed: Seed of the episode.
+        actions: One per turn; an empty one stands for a turn without an action.
+        observations: The first observation, then that of every turn: one more than ``actions``.
+    """
+
+    task_id: str
+    options: Mapping[str, JSON]
+    seed: int
+    actions: Sequence[str]
+    observations: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if len(self.observations) != len(self.actions) + 1:
+            raise ValueError(
+                f"{len(self.actions)} actions need {len(self.actions) + 1} observations, got "
+                f"{len(self.observations)}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class CutCheck:
+    """What replaying one cut showed.
+
+    Attributes:
+        turns: Turns before the cut.
+        status: ``"validated"``; ``"mismatch"`` (a shared field differs at the cut or after the
+            probe); ``"unverifiable"`` (the observation at the cut shares no field with the recorded
+            one); ``"error"`` (the replay could not be carried out).
+        bytes_equal: Whether all observations up to the cut equal the recorded ones.
+        probe: Status of the probe's observation alone.
+        probe_bytes_equal: Whether the probe's observation equals the recorded one.
+        ended: Whether the replay ended the episode at the cut: nothing is left to play.
+        detail: What differs, for people.
+    """
+
+    turns: int
+    status: Status
+    bytes_equal: bool
+    probe: Status
+    probe_bytes_equal: bool
+    ended: bool = False
+    detail: str = ""
+
+
+def compare(env: TextEnv, replayed: str, recorded: str) -> tuple[Status, str]:
+    """Compare two observations on the fields they share.
+
+    Returns:
+        The status, and the fields that differ.
+    """
+    mine, theirs = env.fields(replayed), env.fields(recorded)
+    shared = sorted(mine.keys() & theirs.keys())
+    if not shared:
+        return "unverifiable", "no shared field"
+    differing = [name for name in shared if mine[name] != theirs[name]]
+    if differing:
+        return "mismatch", f"field {', '.join(differing)} differs"
+    return "validated", ""
+
+
+def check_cuts(env: TextEnv, recording: Recording, cuts: Sequence[int]) -> list[CutCheck]:
+    """Replay a trajectory once and check its cuts.
+
+    Args:
+        env: An unwrapped environment of the recording's; it is reset.
+        recording: The trajectory.
+        cuts: Turns before each cut: 0 (the raw task) to the number of actions less one.
+
+    Returns:
+        One check per cut, in the order given.
+    """
+    for turns in cuts:
+        if not 0 <= turns < len(recording.actions):
+            raise ValueError(
+                f"a cut must leave at least one of {len(recording.actions)} turns, got {turns}"
+            )
+    wanted = set(cuts)
+    snapshots: dict[int, Snapshot] = {}
+    found: dict[int, CutCheck] = {}
+    seen: list[str] = []
+    try:
+        observation, _ = env.reset(
+            seed=recording.seed, options={**recording.options, "task_id": recording.task_id}
+        )
+        seen.append(observation)
+        for turn in range(max(cuts, default=0) + 1):
+            if turn in wanted:
+                snapshots[turn] = env.snapshot()
+            if env.ended or turn == max(cuts, default=0):
+                break
+            seen.append(_play(env, recording, turn))
+        for turns in snapshots:
+            if turns < len(seen):
+                found[turns] = _check(env, recording, seen, turns, snapshots[turns])
+        detail = f"the episode ended after {len(seen) - 1} turns"
+    except (AgentBenchError, TypeError, ValueError) as error:
+        detail = f"{type(error).__name__}: {error}"
+    failed = CutCheck(0, "error", False, "error", False, detail=detail)
+    return [found.get(k) or dataclasses.replace(failed, turns=k) for k in cuts]
+
+
+def _play(env: TextEnv, recording: Recording, turn: int) -> str:
+    """Play one recorded turn; a turn without an action is answered as it was."""
+    action = recording.actions[turn]
+    if action:
+        return env.step(action)[0]
+    return env.skip_turn(recording.observations[turn + 1])[0]
+
+
+def _check(
+    env: TextEnv, recording: Recording, seen: Sequence[str], turns: int, snapshot: Snapshot
+) -> CutCheck:
+    status, detail = compare(env, seen[turns], recording.observations[turns])
+    equal = list(seen[: turns + 1]) == list(recording.observations[: turns + 1])
+    if snapshot.ended:
+        return CutCheck(turns, status, equal, "error", False, ended=True, detail="episode ended")
+    env.restore(snapshot)
+    after = _play(env, recording, turns)
+    expected = recording.observations[turns + 1]
+    probe, difference = compare(env, after, expected)
+    if probe == "mismatch" and status != "mismatch":
+        status, detail = "mismatch", f"after the probe: {difference}"
+    return CutCheck(turns, status, equal, probe, after == expected, detail=detail)
