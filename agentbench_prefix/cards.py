@@ -230,7 +230,7 @@ def render(card: CheckpointCard) -> str:
     ]
     for split, results in card.results.items():
         lines += ["", f"## Results on `{split}`", ""]
-        lines += _table(
+        lines += table(
             ("family", "solved", "Avg@8 %", "tasks solved", "Pass@8 %"),
             [
                 (
@@ -253,7 +253,7 @@ def render(card: CheckpointCard) -> str:
             "shown if a training prompt held it, be it as a distractor.",
             "",
         ]
-        lines += _table(
+        lines += table(
             (
                 "family",
                 "tasks",
@@ -289,5 +289,6 @@ def _percent(estimate: Estimate) -> str:
     return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table in Markdown, line by line."""
     return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]

@@ -315,6 +315,17 @@ class TextEnv(gym.Env[str, str]):
         """Ids of ``n`` generated tasks, playable by ``reset(options={"task_id": ...})``."""
         raise NotImplementedError(f"{self.env_id} does not generate tasks")
 
+    def translate_action(self, action: str, options: Mapping[str, JSON]) -> str:
+        """Return the action that does under task options what ``action`` does without them.
+
+        A recorded trajectory can so be played in variations of its task.
+
+        Args:
+            action: An action in the task without options.
+            options: Task options.
+        """
+        raise NotImplementedError(f"{self.env_id} does not translate actions")
+
     def solution_facts(
         self, task_id: str, options: Mapping[str, JSON] | None = None
     ) -> Mapping[str, frozenset[str]]:

@@ -56,7 +56,8 @@ def smooth(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     sums = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))
     low, high = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
-    return (sums[high] - sums[low]) / (high - low)
+    means: NDArray[np.float64] = (sums[high] - sums[low]) / (high - low)
+    return means
 
 
 def entropy_change(entropies: NDArray[np.float64], window: int) -> NDArray[np.float64]:

@@ -19,7 +19,7 @@ from agentbench_prefix.errors import MissingExtraError
 if TYPE_CHECKING:
     import datasets
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 """Version of the layout; raised when a column changes its name or meaning."""
 
 Status = Literal["validated", "mismatch", "unverifiable", "error"]

@@ -10,12 +10,18 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from agentbench_prefix.corpora.schema import TrajectoryRow
 from agentbench_prefix.env import JSON, TextEnv
 from agentbench_prefix.errors import ConfigurationError, UnknownNameError
 from agentbench_prefix.evaluation.runner import find_dialogue
 from agentbench_prefix.files import canonical_json
 from agentbench_prefix.serialization import ChatSerializer
-from agentbench_prefix.training.demonstrations import Demonstration, demonstrate, recite
+from agentbench_prefix.training.demonstrations import (
+    Demonstration,
+    demonstrate,
+    recite,
+    replay_trajectory,
+)
 from agentbench_prefix.training.recipe import SFTRecipe, Stage
 
 POOL = 256
@@ -51,6 +57,7 @@ class Draw:
         seed: Seed of the teacher.
         detours: Probability of a detour per turn.
         recite: Lines to recite instead of playing, 0 to play.
+        trajectory: The recorded trajectory it replays, if any.
     """
 
     task_id: str
@@ -58,12 +65,17 @@ class Draw:
     seed: int
     detours: float
     recite: int
+    trajectory: TrajectoryRow | None = None
 
 
 def draw(env: TextEnv, recipe: SFTRecipe, stage: Stage, index: int) -> Draw:
     """The ``index``-th draw of a recipe."""
     rng = np.random.Generator(np.random.Philox(key=[recipe.seed, index]))
-    if stage.split == "generated":
+    row = None
+    if stage.corpus is not None:
+        row = _draw_trajectory(stage.corpus, stage.split, recipe.seed, index)
+        task_id = row.task_id
+    elif stage.split == "generated":
         block, offset = divmod(index, POOL)
         task_id = _generated(env, recipe.seed, block, canonical_json(stage.parameters))[offset]
     else:
@@ -74,7 +86,45 @@ def draw(env: TextEnv, recipe: SFTRecipe, stage: Stage, index: int) -> Draw:
         if rng.random() < probability:
             options[name] = recipe.seed * 10**6 + index // POOL
     detours = stage.detours if rng.random() < stage.detour_share else 0.0
-    return Draw(task_id, options, recipe.seed * 10**9 + index, detours, stage.recite)
+    return Draw(task_id, options, recipe.seed * 10**9 + index, detours, stage.recite, row)
+
+
+@functools.lru_cache(maxsize=4)
+def recorded(corpus: str, split: str) -> tuple[TrajectoryRow, ...]:
+    """The trajectories of a corpus, by name or folder.
+
+    Raises:
+        CorpusError: There is no such corpus, or it is damaged.
+    """
+    from agentbench_prefix.corpora.find import find_corpus
+
+    return tuple(find_corpus(corpus).trajectories(split))
+
+
+def corpora_of(recipe: SFTRecipe) -> dict[str, JSON]:
+    """What identifies the recorded trajectories a recipe learns from, by corpus."""
+    from agentbench_prefix.corpora.find import find_corpus
+
+    found: dict[str, JSON] = {}
+    for stage in recipe.stages:
+        if stage.corpus is not None:
+            manifest = find_corpus(stage.corpus).manifest
+            file = f"trajectories/{stage.split}.parquet"
+            found[f"{manifest.name} {manifest.version} {file}"] = manifest.files[file].sha256
+    return found
+
+
+def _draw_trajectory(corpus: str, split: str, seed: int, index: int) -> TrajectoryRow:
+    """Every trajectory once an epoch, in an order of its own each time."""
+    rows = recorded(corpus, split)
+    epoch, place = divmod(index, len(rows))
+    return rows[_order(seed, epoch, len(rows))[place]]
+
+
+@functools.lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, n: int) -> tuple[int, ...]:
+    rng = np.random.Generator(np.random.Philox(key=[seed, 2**62 + epoch]))
+    return tuple(int(i) for i in rng.permutation(n))
 
 
 @functools.lru_cache(maxsize=4)
@@ -86,6 +136,8 @@ def _generated(env: TextEnv, seed: int, block: int, parameters: str) -> tuple[st
 def play_draw(env: TextEnv, recipe: SFTRecipe, drawn: Draw) -> Demonstration:
     """Let the teacher play a draw, or recite from it."""
     dialogue = find_dialogue(env, recipe.dialogue)
+    if drawn.trajectory is not None:
+        return replay_trajectory(env, drawn.trajectory, dialogue, drawn.options)
     if drawn.recite:
         rng = np.random.Generator(np.random.Philox(key=[drawn.seed, 1]))
         return recite(env, drawn.task_id, dialogue, rng, drawn.recite, drawn.options)

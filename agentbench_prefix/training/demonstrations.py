@@ -7,8 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from agentbench_prefix.corpora.schema import TrajectoryRow, to_messages
 from agentbench_prefix.dialogue import Dialogue, Message
 from agentbench_prefix.env import JSON, TextEnv
+from agentbench_prefix.errors import ConfigurationError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,45 @@ def demonstrate(
         if terminated or truncated:
             return Demonstration(task_id, messages, trainable, bool(info["success"]))
         messages.append(Message("user", observation))
+
+
+def replay_trajectory(
+    env: TextEnv,
+    row: TrajectoryRow,
+    dialogue: Dialogue,
+    options: Mapping[str, JSON] | None = None,
+) -> Demonstration:
+    """A recorded trajectory as a conversation, in a variation of its task if options are given.
+
+    Args:
+        env: The unwrapped environment; it is reset if there are options.
+        row: The trajectory.
+        dialogue: Form of the conversation.
+        options: Task options; the actions are translated and played under them.
+
+    Raises:
+        ConfigurationError: There are options and replies hold more than the action: what was
+            thought of a task does not fit its variation.
+    """
+    trainable = [turn.trainable for turn in row.turns]
+    if not options:
+        messages = to_messages(row.conversation(dialogue.label).messages)
+        return Demonstration(row.task_id, messages, trainable, row.success)
+    probe = row.turns[0].action
+    if dialogue.render(probe, "thought") != dialogue.render(probe, ""):
+        raise ConfigurationError(
+            f"the dialogue {dialogue.label} shows thoughts, which do not fit a varied task: leave "
+            "out vary, or choose a dialogue of actions alone"
+        )
+    observation, info = env.reset(seed=row.seed, options={**options, "task_id": row.task_id})
+    messages = dialogue.opening(observation)
+    for index, turn in enumerate(row.turns):
+        if index:
+            messages.append(Message("user", observation))
+        action = env.translate_action(turn.action, options)
+        messages.append(Message("assistant", dialogue.render(action, "")))
+        observation, *_, info = env.step(action)
+    return Demonstration(row.task_id, messages, trainable, bool(info["success"]))
 
 
 def recite(

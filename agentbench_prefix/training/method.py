@@ -84,6 +84,7 @@ class SupervisedMethod:
         """
         import torch
 
+        from agentbench_prefix.training.data import corpora_of
         from agentbench_prefix.training.sft import run_sft
 
         recipe = self.recipe(env_id, **overrides)
@@ -93,11 +94,13 @@ class SupervisedMethod:
         torch.manual_seed(recipe.seed)
         model, tokenizer, origin = _start(recipe, env)
         serializer = ChatSerializer(tokenizer)
+        corpora = corpora_of(recipe)
         identity = {
             "recipe": recipe.model_dump(mode="json"),
             "init": origin,
             "tokenizer": serializer.fingerprint(),
             "data_hash": env.data_hash,
+            "corpora": corpora,
         }
         _claim(out, identity)
         checkpoint = out / "checkpoint"
@@ -132,6 +135,7 @@ class SupervisedMethod:
                 seed=recipe.seed,
                 data={
                     "init": origin,
+                    "corpora": corpora,
                     "demonstrations": summary["demonstrations"],
                     "distinct_draws": len(drawn),
                     "final_loss": round(summary["final_loss"], 4),

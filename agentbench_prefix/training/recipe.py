@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agentbench_prefix.errors import ConfigurationError
 
@@ -29,6 +29,9 @@ class Stage(_Strict):
         vary: Reset options that take a fresh integer now and then, with the probability of that.
         detours: Probability per turn that the teacher takes a detour.
         detour_share: Share of the demonstrations that take detours at all.
+        corpus: Learn from the trajectories of this corpus (name or folder) instead of a teacher
+            that plays anew; ``split`` is then the corpus' split. Under ``vary`` their actions are
+            played again in the varied task.
         recite: If positive, no play: the player is shown a first observation and must give this
             many of its lines back, each from a few of its words. Teaches a new model to look up
             and copy, which everything else rests on.
@@ -41,7 +44,19 @@ class Stage(_Strict):
     vary: dict[str, float] = Field(default_factory=dict)
     detours: float = Field(default=0.0, ge=0, lt=1)
     detour_share: float = Field(default=1.0, ge=0, le=1)
+    corpus: str | None = None
     recite: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Stage:
+        unused = [
+            name
+            for name in ("recite", "detours", "parameters", "family_weights")
+            if self.corpus and getattr(self, name)
+        ]
+        if unused:
+            raise ValueError(f"a stage on a corpus takes no {', '.join(unused)}")
+        return self
 
 
 class SFTRecipe(_Strict):

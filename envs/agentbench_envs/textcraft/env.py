@@ -27,6 +27,7 @@ _GET = re.compile(r"get ([0-9]+) (.*)")
 _COUNTED = re.compile(r"([0-9]+) (.*)")
 _LARGEST_COUNT_DIGITS = 18
 
+_WORDS = re.compile("[a-z]+")
 _INVENTORY_FIELD = re.compile(r"\[([^\]]*)\] \(([0-9]+)\)")
 _GOT_FIELD = re.compile(r"Got ([0-9]+) (.+)")
 _CRAFTED_FIELD = re.compile(r"Crafted ([0-9]+) minecraft:(\S+)")
@@ -291,6 +292,15 @@ class TextCraftEnv(TextEnv):
         listed = self.listed_recipes()
         gets = {Get(i.name, i.amount).text: None for r in listed for i in r.inputs}
         return ["inventory", *self.commands, *gets]
+
+    def translate_action(self, action: str, options: Mapping[str, JSON]) -> str:
+        """Rename the items in an action as ``rename_seed`` does."""
+        rename_seed = _integer_option(options, "rename_seed")
+        if rename_seed is None:
+            return action
+        rename = worlds.word_permutation(rename_seed)
+        # No word of a command is part of an item's name.
+        return _WORDS.sub(lambda found: rename(found[0]), action)
 
     def solution_facts(
         self, task_id: str, options: Mapping[str, JSON] | None = None

@@ -1,0 +1,608 @@
+"""Build a corpus: teach, score, cut, replay, write; resumable, in constant memory.
+
+The work is done in parts of :data:`PART` tasks, each written whole to a folder beside the corpus.
+A broken build goes on behind its last part; the corpus' own folder appears at the end, complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import multiprocessing
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from agentbench_prefix.cards import code_version
+from agentbench_prefix.corpora.card import render
+from agentbench_prefix.corpora.cuts import Trace
+from agentbench_prefix.corpora.reading import CARD, MANIFEST, RECIPE, Corpus
+from agentbench_prefix.corpora.recipe import CorpusRecipe, OpenAITeacher
+from agentbench_prefix.corpora.schema import (
+    FORMAT,
+    Cut,
+    FileEntry,
+    Manifest,
+    QueryRow,
+    StatusCount,
+    TeachCount,
+    TrajectoryRow,
+)
+from agentbench_prefix.corpora.scoring import Scorer, load_scorer
+from agentbench_prefix.corpora.sidecars import sidecar, trace
+from agentbench_prefix.corpora.storage import RowWriter, read_rows
+from agentbench_prefix.corpora.teach import Lesson, teach_oracle, teach_policy
+from agentbench_prefix.dialogue import Dialogue
+from agentbench_prefix.env import TextEnv
+from agentbench_prefix.errors import ConfigurationError, CorpusError
+from agentbench_prefix.evaluation.runner import find_dialogue
+from agentbench_prefix.files import (
+    canonical_json,
+    sha256_file,
+    sha256_text,
+    write_json_atomic,
+    write_text_atomic,
+)
+from agentbench_prefix.registry import make
+from agentbench_prefix.replay import CutCheck, Recording, check_cuts
+from agentbench_prefix.serialization import Layout
+
+PART = 16
+"""Tasks of a part."""
+
+Progress = Callable[[int, int], None]
+"""Called with the tasks that are done and all tasks."""
+
+
+class _Candidate(NamedTuple):
+    """Cuts of one trajectory in one dialogue, before replay.
+
+    Attributes:
+        row: The trajectory.
+        dialogue: Name of the dialogue.
+        cuts: What chose each cut, by turns before it.
+    """
+
+    row: TrajectoryRow
+    dialogue: str
+    cuts: dict[int, list[Cut]]
+
+
+def dialogue_hash(dialogue: Dialogue) -> str:
+    """Hash of a dialogue's texts."""
+    return sha256_text(
+        canonical_json([dialogue.label, dialogue.system, dialogue.answers, dialogue.max_tokens])
+    )
+
+
+def build(
+    recipe: CorpusRecipe,
+    out: Path,
+    *,
+    trajectories: Corpus | None = None,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> Corpus:
+    """Build a corpus; the same call resumes a broken build, and leaves a finished one alone.
+
+    Args:
+        recipe: What to build.
+        out: Folder of the corpus; it appears when the corpus is complete.
+        trajectories: Take the trajectories from this corpus instead of teaching.
+        workers: Processes that replay; 1 replays in this one.
+        progress: Reports tasks.
+
+    Raises:
+        ConfigurationError: ``out`` holds something else, or the recipe does not fit.
+        CorpusError: ``trajectories`` is damaged or of another environment.
+    """
+    env = make(recipe.env_id, **recipe.arguments)
+    for split in recipe.splits.values():
+        env.tasks(split)
+    for name in recipe.dialogues:
+        find_dialogue(env, name)
+    if trajectories is not None:
+        _check_source(trajectories, recipe, env)
+    scorers = [load_scorer(scoring, recipe.env_id) for scoring in recipe.models]
+    identity = {
+        "format": FORMAT,
+        "recipe": recipe.model_dump(mode="json"),
+        "data_hash": env.data_hash,
+        "models": [scorer.entry.model_dump() for scorer in scorers],
+        "trajectories": None
+        if trajectories is None
+        else {k: v.sha256 for k, v in trajectories.manifest.files.items() if "/" in k},
+    }
+    if out.exists():
+        return _existing(out, recipe, scorers)
+    partial = out.with_name(f".{out.name}.partial")
+    _claim(partial, identity)
+    tasks = {
+        split: _teachable(env, source, recipe.tasks) for split, source in recipe.splits.items()
+    }
+    owner: dict[str, str] = {}
+    for split, ids in tasks.items():
+        for task_id in ids:
+            if owner.setdefault(task_id, split) != split:
+                raise ConfigurationError(
+                    f"task {task_id!r} would be in the splits {owner[task_id]!r} and {split!r}: "
+                    "name splits of the environment that share no task"
+                )
+    total, done = sum(map(len, tasks.values())), 0
+    with _pool(workers) as pool, _given(trajectories, tasks) as given:
+        builder = _Builder(recipe, env, scorers, pool, workers)
+        for split, ids in tasks.items():
+            for index, begin in enumerate(range(0, len(ids), PART)):
+                part = ids[begin : begin + PART]
+                marker = partial / "parts" / f"{split}-{index:05d}.json"
+                lessons = given(split, part) if trajectories is not None else None
+                if not marker.is_file():
+                    builder.part(marker, part, lessons)
+                done += len(part)
+                if progress is not None:
+                    progress(done, total)
+    _assemble(partial, recipe, env, scorers, tasks)
+    partial.joinpath("final").rename(out)
+    shutil.rmtree(partial)
+    return Corpus.open(out)
+
+
+# ------------------------------------------------------------------ before the work
+def _teachable(env: TextEnv, split: str, limit: int | None) -> list[str]:
+    beyond = set(env.out_of_reach(split, env.max_turns))
+    return [task for task in env.tasks(split) if task not in beyond][:limit]
+
+
+def _check_source(source: Corpus, recipe: CorpusRecipe, env: TextEnv) -> None:
+    for name, theirs, mine in (
+        ("env_id", source.manifest.env_id, env.env_id),
+        ("data_hash", source.manifest.data_hash, env.data_hash),
+        ("arguments", source.manifest.arguments, env.arguments()),
+    ):
+        if theirs != mine:
+            raise CorpusError(
+                f"the trajectories were played with {name}={theirs!r}, this recipe's environment "
+                f"has {mine!r}: use trajectories of the same environment",
+                file=MANIFEST,
+                field=name,
+            )
+    for split in recipe.splits:
+        if split not in source.splits:
+            raise ConfigurationError(
+                f"{source.folder} has no split {split!r}, only {', '.join(source.splits)}"
+            )
+
+
+def _existing(out: Path, recipe: CorpusRecipe, scorers: Sequence[Scorer]) -> Corpus:
+    """What lies at ``out``, if it is this very corpus."""
+    try:
+        corpus = Corpus.open(out)
+    except CorpusError as error:
+        raise ConfigurationError(
+            f"{out} exists and holds no corpus: choose another folder with --out, or remove it"
+        ) from error
+    models = {name: entry.sha256 for name, entry in corpus.manifest.models.items()}
+    wanted = {scorer.label: scorer.entry.sha256 for scorer in scorers}
+    if corpus.manifest.recipe != recipe.model_dump(mode="json") or models != wanted:
+        raise ConfigurationError(
+            f"{out} holds a corpus of another recipe or model: choose another folder with --out, "
+            "or remove it"
+        )
+    return corpus
+
+
+def _claim(partial: Path, identity: dict[str, Any]) -> None:
+    """Begin a build, or go on with the same one; another one's remains are removed."""
+    path = partial / "build.json"
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads(path.read_text(encoding="utf-8")) == identity:
+            return
+    if partial.exists() and not path.is_file() and any(partial.iterdir()):
+        raise ConfigurationError(f"{partial} is in the way and is no broken build: remove it")
+    shutil.rmtree(partial, ignore_errors=True)
+    write_json_atomic(path, identity)
+
+
+@contextlib.contextmanager
+def _pool(workers: int) -> Iterator[Executor | None]:
+    if workers <= 1:
+        yield None
+        return
+    # Spawned, not forked: the parent may hold threads of torch.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        yield pool
+
+
+@contextlib.contextmanager
+def _given(
+    source: Corpus | None, tasks: Mapping[str, list[str]]
+) -> Iterator[Callable[[str, Sequence[str]], list[Lesson]]]:
+    """Lessons out of another corpus, read in step with the tasks."""
+    streams: dict[str, Iterator[TrajectoryRow]] = {}
+    ahead: dict[str, TrajectoryRow | None] = {}
+    if source is not None:
+        for split in tasks:
+            streams[split] = source.trajectories(split)
+            ahead[split] = next(streams[split], None)
+
+    def take(split: str, ids: Sequence[str]) -> list[Lesson]:
+        lessons = []
+        for task_id in ids:
+            lesson = Lesson()
+            while (row := ahead[split]) is not None and row.task_id == task_id:
+                lesson.trajectories.append(row)
+                ahead[split] = next(streams[split], None)
+            lessons.append(lesson)
+        return lessons
+
+    yield take
+    for split, row in ahead.items():
+        if row is not None:
+            raise CorpusError(
+                f"trajectory {row.trajectory_id!r} is out of order or of a task that is not "
+                "taught; expected the tasks in the environment's order",
+                file=f"trajectories/{split}.parquet",
+                field="task_id",
+            )
+
+
+# ------------------------------------------------------------------ one part
+class _Builder:
+    """Makes parts."""
+
+    def __init__(
+        self,
+        recipe: CorpusRecipe,
+        env: TextEnv,
+        scorers: Sequence[Scorer],
+        pool: Executor | None,
+        workers: int,
+    ) -> None:
+        self.recipe = recipe
+        self.env = env
+        self.scorers = scorers
+        self.pool = pool
+        self.workers = workers
+
+    def part(self, marker: Path, task_ids: Sequence[str], given: list[Lesson] | None) -> None:
+        """Write the files of a part, then its marker, which holds its counts."""
+        lessons = self.teach(task_ids) if given is None else given
+        rows = [row for lesson in lessons for row in lesson.trajectories]
+        failures = [row for lesson in lessons for row in lesson.failures]
+        stem = marker.with_suffix("")
+        for kind, found in (("trajectories", rows), ("failures", failures)):
+            with RowWriter(_part_file(stem, kind), kind) as writer:
+                for row in found:
+                    writer.write(row)
+        statuses: Counter[tuple[str, str, str, str]] = Counter()
+        with contextlib.ExitStack() as stack:
+            queries = stack.enter_context(RowWriter(_part_file(stem, "queries"), "queries"))
+            sidecars = {
+                s.label: stack.enter_context(
+                    RowWriter(_part_file(stem, f"sidecars/{s.label}"), "sidecars")
+                )
+                for s in self.scorers
+            }
+            for candidate, scored in self.candidates(rows):
+                checks = candidate[1]
+                kept = [check for check in checks if _keep(check)]
+                _count(statuses, candidate[0], checks)
+                for check in kept:
+                    query = _query(candidate[0], check)
+                    queries.write(query)
+                    for scorer, layout, logprobs in scored:
+                        sidecars[scorer.label].write(
+                            sidecar(
+                                query.query_id,
+                                layout,
+                                [turn.trainable for turn in candidate[0].row.turns],
+                                check.turns,
+                                logprobs,
+                                name=scorer.scoring.label,
+                                model=scorer.entry,
+                                backend=scorer.scoring.backend,
+                                dtype=scorer.scoring.dtype,
+                                temperature=scorer.scoring.temperature,
+                            )
+                        )
+        taught: Counter[tuple[str, str]] = Counter()
+        for lesson in lessons:
+            _tally(taught, lesson)
+        write_json_atomic(
+            marker,
+            {
+                "statuses": [[*key, n] for key, n in sorted(statuses.items())],
+                "taught": [[*key, n] for key, n in sorted(taught.items())],
+            },
+        )
+
+    def teach(self, task_ids: Sequence[str]) -> list[Lesson]:
+        """Let the teacher play."""
+        teacher = self.recipe.teacher
+        if not isinstance(teacher, OpenAITeacher):
+            return [teach_oracle(self.env, teacher, task_id) for task_id in task_ids]
+        from agentbench_prefix.policies.openai import OpenAIPolicy
+
+        policy = OpenAIPolicy(
+            teacher.base_url,
+            teacher.model,
+            temperature=teacher.temperature,
+            top_p=teacher.top_p,
+            max_tokens=teacher.max_tokens,
+            extra_body=teacher.extra_body,
+        )
+        return teach_policy(policy, teacher, self.recipe.env_id, self.recipe.arguments, task_ids)
+
+    def candidates(
+        self, rows: Sequence[TrajectoryRow]
+    ) -> Iterator[
+        tuple[tuple[_Candidate, list[CutCheck]], list[tuple[Scorer, Layout, np.ndarray[Any, Any]]]]
+    ]:
+        """Cuts of every trajectory in every dialogue, replayed, with what models say of it."""
+        for name in self.recipe.dialogues:
+            mine = [scorer for scorer in self.scorers if scorer.scoring.dialogue == name]
+            scores = [scorer.score([row.conversation(name) for row in rows]) for scorer in mine]
+            found = []
+            for index, row in enumerate(rows):
+                traces = []
+                for scorer, one in zip(mine, scores, strict=True):
+                    layout, _, entropies = one[index]
+                    if entropies is not None:
+                        traces.append((scorer, trace(row.trajectory_id, layout, entropies)))
+                found.append(_Candidate(row, name, self.choose(row, traces)))
+            for index, checked in enumerate(self.replay(found)):
+                scored = [
+                    (scorer, one[index].layout, one[index].logprobs)
+                    for scorer, one in zip(mine, scores, strict=True)
+                ]
+                yield (found[index], checked), scored
+
+    def choose(
+        self, row: TrajectoryRow, traces: Sequence[tuple[Scorer, Trace]]
+    ) -> dict[int, list[Cut]]:
+        """What the strategies choose, by turns before the cut; 0 is the raw query."""
+        cuts: dict[int, list[Cut]] = {0: []}
+        blind = Trace(row.trajectory_id, row.n_turns, np.empty(0), np.empty(0, dtype=np.int64))
+        for name, strategy in self.recipe.strategies.items():
+            sights = (
+                [(scorer.scoring.label, seen) for scorer, seen in traces]
+                if strategy.needs_entropies
+                else [("", blind)]
+            )
+            for model, seen in sights:
+                for rank, (turns, score) in enumerate(strategy.choose(seen)):
+                    cut = Cut(strategy=name, model=model, rank=rank, score=score)
+                    cuts.setdefault(turns, []).append(cut)
+        return dict(sorted(cuts.items()))
+
+    def replay(self, candidates: Sequence[_Candidate]) -> Iterator[list[CutCheck]]:
+        """Check cuts, in the pool if there is one."""
+        jobs = [(_recording(c.row), list(c.cuts)) for c in candidates]
+        if self.pool is None:
+            yield from (check_cuts(self.env, *job) for job in jobs)
+            return
+        size = -(-len(jobs) // self.workers) or 1
+        chunks = [jobs[i : i + size] for i in range(0, len(jobs), size)]
+        arguments = canonical_json(self.recipe.arguments)
+        done = self.pool.map(
+            _replay_chunk,
+            [self.recipe.env_id] * len(chunks),
+            [arguments] * len(chunks),
+            chunks,
+        )
+        for chunk in done:
+            yield from chunk
+
+
+def _replay_chunk(
+    env_id: str, arguments: str, jobs: Sequence[tuple[Recording, list[int]]]
+) -> list[list[CutCheck]]:
+    env = make(env_id, **json.loads(arguments))
+    return [check_cuts(env, recording, cuts) for recording, cuts in jobs]
+
+
+def _recording(row: TrajectoryRow) -> Recording:
+    return Recording(
+        task_id=row.task_id,
+        options=json.loads(row.options),
+        seed=row.seed,
+        actions=[turn.action for turn in row.turns],
+        observations=row.observations(),
+    )
+
+
+def _keep(check: CutCheck) -> bool:
+    return check.status == "validated" and not check.ended
+
+
+def _query(candidate: _Candidate, check: CutCheck) -> QueryRow:
+    row, turns = candidate.row, check.turns
+    conversation = row.conversation(candidate.dialogue)
+    replies = [i for i, m in enumerate(conversation.messages) if m.role == "assistant"]
+    return QueryRow(
+        query_id=f"{row.trajectory_id}/{candidate.dialogue}/{turns}",
+        trajectory_id=row.trajectory_id,
+        task_id=row.task_id,
+        family=row.family,
+        env_id=row.env_id,
+        data_hash=row.data_hash,
+        arguments=row.arguments,
+        options=row.options,
+        seed=row.seed,
+        dialogue=conversation.dialogue,
+        prefix_turns=turns,
+        n_turns=row.n_turns,
+        cuts=candidate.cuts[turns],
+        prefix_actions=[turn.action for turn in row.turns[:turns]],
+        trainable=[turn.trainable for turn in row.turns[:turns]],
+        messages=conversation.messages[: replies[turns]],
+        observation=row.observations()[turns],
+        next_action=row.turns[turns].action,
+        next_observation=row.turns[turns].observation,
+        status=check.status,
+        bytes_equal=check.bytes_equal,
+        probe=check.probe,
+        probe_bytes_equal=check.probe_bytes_equal,
+    )
+
+
+def _count(
+    statuses: Counter[tuple[str, str, str, str]],
+    candidate: _Candidate,
+    checks: Sequence[CutCheck],
+) -> None:
+    """Count candidates by (strategy, dialogue, family, status)."""
+    for check in checks:
+        chosen_by = {cut.strategy for cut in candidate.cuts[check.turns]}
+        names = {"all", *chosen_by} if check.turns else {"raw"}
+        marks: list[str] = ["ended"] if check.ended else [check.status]
+        if _keep(check) and check.bytes_equal:
+            marks.append("bytes_equal")
+        for name in names:
+            for family in (candidate.row.family, "all"):
+                for mark in marks:
+                    statuses[name, candidate.dialogue, family, mark] += 1
+
+
+def _tally(taught: Counter[tuple[str, str]], lesson: Lesson) -> None:
+    """Count what a teacher did on one task, by (family, what)."""
+    rows = lesson.trajectories + lesson.failures
+    if not rows:
+        return
+    turns = sum(row.n_turns for row in lesson.trajectories)
+    for family in (rows[0].family, "all"):
+        for name, n in (
+            ("tasks", int(bool(lesson.trajectories))),
+            ("trajectories", len(lesson.trajectories)),
+            ("failures", len(lesson.failures)),
+            ("repeated", lesson.repeated),
+            ("turns", turns),
+            ("plain_turns", sum(row.plain_turns for row in lesson.trajectories)),
+            (
+                "untrainable",
+                sum(not turn.trainable for row in lesson.trajectories for turn in row.turns),
+            ),
+        ):
+            taught[family, name] += n
+
+
+# ------------------------------------------------------------------ the whole
+def _part_file(stem: Path, kind: str) -> Path:
+    return stem.parent / kind / f"{stem.name}.parquet"
+
+
+def _assemble(
+    partial: Path,
+    recipe: CorpusRecipe,
+    env: TextEnv,
+    scorers: Sequence[Scorer],
+    tasks: Mapping[str, list[str]],
+) -> None:
+    """Put the parts together in ``final``, a folder that is complete when its manifest is there."""
+    final = partial / "final"
+    shutil.rmtree(final, ignore_errors=True)
+    kinds = ["trajectories", "failures"]
+    if recipe.dialogues:
+        kinds += ["queries", *(f"sidecars/{scorer.label}" for scorer in scorers)]
+    files: dict[str, FileEntry] = {}
+    statuses: list[StatusCount] = []
+    taught: list[TeachCount] = []
+    for split in tasks:
+        parts = sorted((partial / "parts").glob(f"{split}-*.json"))
+        for kind in kinds:
+            name = f"{kind}/{split}.parquet"
+            with RowWriter(final / name, _root(kind)) as writer:
+                for part in parts:
+                    for row in read_rows(_part_file(part.with_suffix(""), kind), _root(kind)):
+                        writer.write(row)
+            if kind == "failures" and not writer.rows:
+                shutil.rmtree(final / kind)
+                continue
+            files[name] = _entry(final / name, writer.rows)
+        counts = [json.loads(part.read_text(encoding="utf-8")) for part in parts]
+        statuses += _statuses(split, counts)
+        taught += _taught(split, counts)
+    write_text_atomic(
+        final / RECIPE,
+        yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
+    )
+    manifest = Manifest(
+        format=FORMAT,
+        name=recipe.name,
+        version=recipe.version,
+        licence=recipe.licence,
+        env_id=env.env_id,
+        data_hash=env.data_hash,
+        arguments=env.arguments(),
+        recipe=recipe.model_dump(mode="json"),
+        dialogues={d.label: dialogue_hash(d) for d in env.dialogues().values()},
+        splits=dict(tasks),
+        out_of_reach={
+            split: list(env.out_of_reach(source, env.max_turns))
+            for split, source in recipe.splits.items()
+        },
+        taught=taught,
+        statuses=statuses,
+        models={scorer.label: scorer.entry for scorer in scorers},
+        files=files,
+        code_version=code_version(),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+    write_text_atomic(final / CARD, render(manifest))
+    files |= {name: _entry(final / name, 0) for name in (RECIPE, CARD)}
+    manifest = manifest.model_copy(update={"files": dict(sorted(files.items()))})
+    write_json_atomic(final / MANIFEST, manifest.model_dump(mode="json"))
+    for path in [final, *final.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    descriptor = os.open(final, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def _root(kind: str) -> str:
+    return kind.partition("/")[0]
+
+
+def _entry(path: Path, rows: int) -> FileEntry:
+    return FileEntry(sha256=sha256_file(path), size=path.stat().st_size, rows=rows)
+
+
+def _statuses(split: str, parts: Sequence[Mapping[str, Any]]) -> list[StatusCount]:
+    sums: dict[tuple[str, str, str], Counter[str]] = {}
+    for part in parts:
+        for strategy, dialogue, family, mark, n in part["statuses"]:
+            sums.setdefault((dialogue, strategy, family), Counter())[mark] += n
+    return [
+        StatusCount(split=split, strategy=strategy, dialogue=dialogue, family=family, **counts)
+        for (dialogue, strategy, family), counts in sorted(sums.items())
+    ]
+
+
+def _taught(split: str, parts: Sequence[Mapping[str, Any]]) -> list[TeachCount]:
+    sums: dict[str, Counter[str]] = {}
+    for part in parts:
+        for family, what, n in part["taught"]:
+            sums.setdefault(family, Counter())[what] += n
+    return [
+        TeachCount(
+            split=split,
+            family=family,
+            tasks=n["tasks"],
+            trajectories=n["trajectories"],
+            failures=n["failures"],
+            repeated=n["repeated"],
+            mean_turns=round(n["turns"] / max(1, n["trajectories"]), 3),
+            mean_plain_turns=round(n["plain_turns"] / max(1, n["trajectories"]), 3),
+            untrainable_share=round(n["untrainable"] / max(1, n["turns"]), 4),
+        )
+        for family, n in sorted(sums.items())
+    ]
