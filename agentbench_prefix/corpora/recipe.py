@@ -156,6 +156,8 @@ class CorpusRecipe(_Part):
         if len(set(labels)) < len(labels):
             raise ValueError(f"two models have the same dialogue and name: {labels}")
         scored = {s.dialogue for s in self.models if s.backend == "transformers"}
+        if clash := sorted({"raw", "all"} & self.strategies.keys()):
+            raise ValueError(f"a strategy may not be called {clash[0]!r}: tables use that name")
         for name, strategy in self.strategies.items():
             lacking = set(self.dialogues) - scored
             if strategy.needs_entropies and lacking:
