@@ -89,7 +89,8 @@ def render(manifest: Manifest) -> str:
     lines += table(*teaching_table(manifest))
     lines += [
         "",
-        "Mean plain turns: what the environment's planner takes for the same tasks without "
+        "Failures: unsolved attempts, kept apart. Repeats: solved attempts passed over because they "
+        "repeat another's actions. Plain turns: what the environment's planner takes for the same tasks without "
         "detours. Mistakes are marked `trainable: false`: neither SFT nor the prefix mask learns "
         "them.",
     ]
@@ -98,8 +99,8 @@ def render(manifest: Manifest) -> str:
         lines += table(*status_table(manifest))
         lines += [
             "",
-            "A candidate is a distinct cut of a trajectory; `all` counts every one once, though "
-            "several strategies may choose it. Only validated ones are released. Unverifiable: the "
+            "Cuts: distinct candidates; `all` counts every one once, though several strategies may "
+            "choose it. %: validated. Byte-equal: validated, and every observation the same. Only validated ones are released. Unverifiable: the "
             "observation at the cut has no structured field to compare. Ended: the replay ends the "
             "episode.",
         ]
@@ -137,10 +138,10 @@ def teaching_table(manifest: Manifest) -> tuple[Sequence[str], list[Sequence[str
         "family",
         "tasks",
         "trajectories",
-        "failed attempts",
-        "repeats passed over",
+        "failures",
+        "repeats",
         "mean turns",
-        "mean plain turns",
+        "plain turns",
         "mistakes %",
     )
     rows: list[Sequence[str]] = [
@@ -167,14 +168,14 @@ def status_table(manifest: Manifest) -> tuple[Sequence[str], list[Sequence[str]]
         "dialogue",
         "strategy",
         "family",
-        "candidates",
+        "cuts",
         "validated",
         "mismatch",
         "unverifiable",
         "error",
         "ended",
-        "validated %",
-        "bytes equal",
+        "%",
+        "byte-equal",
     )
     names = ["raw", *manifest.recipe["strategies"], "all"]
     rows: list[Sequence[str]] = []

@@ -36,7 +36,7 @@ def find_query(corpus: Corpus, split: str, query: str | None, model: str | None)
     Raises:
         UnknownNameError: There is none; some ids are named.
     """
-    known = []
+    known: list[str] = []
     for row in corpus.queries(split):
         if query is None and row.prefix_turns and (model is None or _label(corpus, row, model)):
             return row
