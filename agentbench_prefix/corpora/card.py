@@ -89,10 +89,10 @@ def render(manifest: Manifest) -> str:
     lines += table(*teaching_table(manifest))
     lines += [
         "",
-        "Failures: unsolved attempts, kept apart. Repeats: solved attempts passed over because they "
-        "repeat another's actions. Plain turns: what the environment's planner takes for the same tasks without "
-        "detours. Mistakes are marked `trainable: false`: neither SFT nor the prefix mask learns "
-        "them.",
+        "Failures: unsolved attempts, kept apart. Repeats: solved attempts passed over because "
+        "they repeat another's actions. Plain turns: what the environment's planner takes for the "
+        "same tasks without detours. Mistakes are marked `trainable: false`: neither SFT nor the "
+        "prefix mask learns them.",
     ]
     if manifest.statuses:
         lines += ["", "## Queries by replay status", ""]
@@ -100,9 +100,9 @@ def render(manifest: Manifest) -> str:
         lines += [
             "",
             "Cuts: distinct candidates; `all` counts every one once, though several strategies may "
-            "choose it. %: validated. Byte-equal: validated, and every observation the same. Only validated ones are released. Unverifiable: the "
-            "observation at the cut has no structured field to compare. Ended: the replay ends the "
-            "episode.",
+            "choose it. %: validated; only these are released. Unverifiable: the observation at "
+            "the cut has no structured field to compare. Ended: the replay ends the episode. "
+            "Byte-equal: validated, and every observation up to the cut the same.",
         ]
     lines += [
         "",

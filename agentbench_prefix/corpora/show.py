@@ -145,7 +145,7 @@ def print_query(
             f"{sidecar.prefix_token_count} in the mask; probability under {sidecar.model}: "
         )
         for least, style in _SHADES:
-            legend.append(f">= {least} ", style=style)
+            legend.append(f">={least} ", style=style)
         console.print(legend.append("(struck out: in the span, not in the mask)"))
 
 
@@ -205,7 +205,14 @@ def print_stats(console: Console, corpus: Corpus) -> None:
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, title_style="bold")
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     for index, name in enumerate(header):
         text = index == 0 or name == "family"
         table.add_column(name, justify="left" if text else "right", no_wrap=text)
