@@ -210,7 +210,7 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
+        padding=0,
         pad_edge=False,
     )
     for index, name in enumerate(header):
