@@ -79,6 +79,7 @@ def render(manifest: Manifest) -> str:
             f"- Old policy `{label}`: {source}, weights `{entry.sha256[:16]}`, tokenizer "
             f"`{entry.tokenizer[:16]}`."
         )
+    lines += [f"- {line}" for line in recipe["provenance"]]
     for split, tasks in manifest.out_of_reach.items():
         if tasks:
             lines.append(

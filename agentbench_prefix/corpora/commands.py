@@ -63,9 +63,10 @@ def teach_command(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="openai: bound on one reply. Default: the dialogue's.")
     ] = None,
-    licence: Annotated[str, typer.Option(help="SPDX id of the trajectories' licence.")] = (
-        "Apache-2.0"
-    ),
+    licence: Annotated[
+        str | None,
+        typer.Option(help="SPDX id of the trajectories' licence. Default for oracle: Apache-2.0."),
+    ] = None,
     progress: _Bar = True,
 ) -> None:
     """Let a teacher play and write its trajectories; the same command resumes a broken run."""
@@ -80,6 +81,11 @@ def teach_command(
     elif teacher == "openai":
         if base_url is None or model is None:
             raise ConfigurationError("--teacher openai needs --base-url and --model")
+        if licence is None:
+            raise ConfigurationError(
+                "--teacher openai needs --licence: what may be done with a model's output is for "
+                "its licence to say"
+            )
         section |= {"base_url": base_url, "model": model, "dialogue": dialogue}
         section |= {"temperature": temperature, "max_tokens": max_tokens}
     else:
@@ -87,7 +93,7 @@ def teach_command(
     recipe = make_recipe(
         {
             "name": out.name,
-            "licence": licence,
+            "licence": licence or "Apache-2.0",
             "env_id": env,
             "splits": {split: split},
             "tasks": tasks,

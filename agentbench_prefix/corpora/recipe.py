@@ -122,6 +122,7 @@ class CorpusRecipe(_Part):
         name: Its name.
         version: Version of its content.
         licence: SPDX identifier of the licence it is released under.
+        provenance: Further lines on where its content comes from, for the card.
         env_id: Environment.
         arguments: Arguments of the environment.
         splits: Split of the environment behind each split of the corpus.
@@ -134,7 +135,8 @@ class CorpusRecipe(_Part):
 
     name: _Name
     version: str = "1.0"
-    licence: Annotated[str, Field(min_length=1)] = "Apache-2.0"
+    licence: Annotated[str, Field(min_length=1)]
+    provenance: tuple[str, ...] = ()
     env_id: str
     arguments: dict[str, Any] = Field(default_factory=dict)
     splits: dict[_Name, str] = Field(default_factory=lambda: {"train": "train"}, min_length=1)
