@@ -10,6 +10,12 @@ says so, and results record it.
 
 Special tokens come from the template and from what was generated, never from content: where a
 message spells one (an environment may quote a reply), it is encoded as ordinary text.
+
+Added tokens that a tokenizer does not mark special (Qwen3's ``<think>`` and ``<tool_call>``) are
+content: decoding keeps them and dialogues parse them. Their text becomes the token in every
+message, as wherever else that tokenizer is used, so that a written reply has the tokens of a
+generated one. In an observation they are no danger: they begin and end no turn, and where replies
+lie is known from putting the conversation together, not read off its tokens.
 """
 
 from __future__ import annotations

