@@ -21,6 +21,8 @@ from agentbench_prefix.errors import AgentBenchError
 
 Status = Literal["validated", "mismatch", "unverifiable", "error"]
 
+_FAILURES = (AgentBenchError, TypeError, ValueError)
+
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
@@ -105,29 +107,34 @@ def check_cuts(env: TextEnv, recording: Recording, cuts: Sequence[int]) -> list[
             raise ValueError(
                 f"a cut must leave at least one of {len(recording.actions)} turns, got {turns}"
             )
-    wanted = set(cuts)
+    last = max(cuts, default=0)
     snapshots: dict[int, Snapshot] = {}
-    found: dict[int, CutCheck] = {}
     seen: list[str] = []
     try:
         observation, _ = env.reset(
             seed=recording.seed, options={**recording.options, "task_id": recording.task_id}
         )
         seen.append(observation)
-        for turn in range(max(cuts, default=0) + 1):
-            if turn in wanted:
+        for turn in range(last + 1):
+            if turn in cuts:
                 snapshots[turn] = env.snapshot()
-            if env.ended or turn == max(cuts, default=0):
+            if env.ended or turn == last:
                 break
             seen.append(_play(env, recording, turn))
-        for turns in snapshots:
-            if turns < len(seen):
-                found[turns] = _check(env, recording, seen, turns, snapshots[turns])
         detail = f"the episode ended after {len(seen) - 1} turns"
-    except (AgentBenchError, TypeError, ValueError) as error:
+    except _FAILURES as error:
         detail = f"{type(error).__name__}: {error}"
-    failed = CutCheck(0, "error", False, "error", False, detail=detail)
-    return [found.get(k) or dataclasses.replace(failed, turns=k) for k in cuts]
+    # What failed on the way concerns the cuts behind it alone.
+    return [
+        _check(env, recording, seen, turns, snapshots[turns])
+        if turns in snapshots
+        else _failed(turns, detail)
+        for turns in cuts
+    ]
+
+
+def _failed(turns: int, detail: str) -> CutCheck:
+    return CutCheck(turns, "error", False, "error", False, detail=detail)
 
 
 def _play(env: TextEnv, recording: Recording, turn: int) -> str:
@@ -145,8 +152,11 @@ def _check(
     equal = list(seen[: turns + 1]) == list(recording.observations[: turns + 1])
     if snapshot.ended:
         return CutCheck(turns, status, equal, "error", False, ended=True, detail="episode ended")
-    env.restore(snapshot)
-    after = _play(env, recording, turns)
+    try:
+        env.restore(snapshot)
+        after = _play(env, recording, turns)
+    except _FAILURES as error:
+        return _failed(turns, f"{type(error).__name__}: {error}")
     expected = recording.observations[turns + 1]
     probe, difference = compare(env, after, expected)
     if probe == "mismatch" and status != "mismatch":
