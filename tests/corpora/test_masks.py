@@ -596,7 +596,10 @@ def test_smollm2_scores_a_prefix_as_a_plain_forward_pass_does():
     policy = TransformersPolicy(model, smollm2(), source={"model": file.name}, max_tokens=8)
     prompt = converse(FULL, "Play TextCraft.")
     layout = policy.serializer.lay_out(prompt)
-    (scores,) = policy.score([layout.ids], temperature=1.0)
+    # Packed with others, so that one pass over many conversations is what is compared.
+    others = [layout.ids[: end + 3] for _, end in layout.replies]
+    *_, scores = policy.score([*others, layout.ids], temperature=1.0)
+    model.set_attn_implementation("eager")
     with torch.no_grad():
         logits = model(torch.tensor([layout.ids])).logits[0, :-1].log_softmax(-1)
     plain = logits.gather(-1, torch.tensor(layout.ids[1:])[:, None])[:, 0]
