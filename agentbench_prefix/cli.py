@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from agentbench_prefix import registry
-from agentbench_prefix.corpora import commands
+from agentbench_prefix.corpora import commands, hub
 from agentbench_prefix.errors import AgentBenchError
 from agentbench_prefix.eval import eval_command, run, shipped_checkpoints
 from agentbench_prefix.evaluation.compare import compare as compare_runs
@@ -33,6 +33,7 @@ app.command(name="eval")(eval_command)
 app.command(name="train")(train_command)
 app.command(name="teach")(commands.teach_command)
 app.add_typer(commands.app, name="corpus")
+app.add_typer(hub.app, name="hub")
 
 
 @app.command(name="list")

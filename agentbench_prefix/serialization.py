@@ -29,12 +29,20 @@ from typing import Any
 
 from agentbench_prefix.dialogue import Message
 from agentbench_prefix.errors import CheckpointError
+from agentbench_prefix.files import canonical_json
 
 # Stands for a reply while the template's glue is read off; plain letters, so no template trims it.
 _SENTINEL = "QxZreplyZxQ"
 # Stands for the n-th special token that content spells. Its first letter occurs nowhere else in it,
 # so that it cannot be mistaken together with text around it.
 _VEIL = re.compile("QxZ([0-9]+)Zxq")
+
+# Cases, marks, ligatures, spaces, digits, words that merge: what tokenizers differ in.
+_PROBE = (
+    " Craft 12 oak_planks  using 345,678 minecraft:logs!\n\n\tDon't RE-tokenize: "
+    "na\u00efve cafe\u0301 \ufb01 \u00a0 \u4f60\u597d \U0001f600 [[ inventory ]] "
+    "<think>x</think>\r\n "
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,9 +263,17 @@ class ChatSerializer:
         return layout.ids, layout.mask(trainable)
 
     def fingerprint(self) -> str:
-        """SHA-256 over the vocabulary and the chat template: equal means interchangeable."""
+        """SHA-256 over what decides which tokens a message becomes.
+
+        Vocabulary, special tokens, chat template and its arguments, and what becomes of a probe
+        text that normalizers, pre-tokenizers and merges treat differently. How a library stores a
+        tokenizer is left out: it varies by version.
+        """
         digest = hashlib.sha256()
         for token, index in sorted(self.tokenizer.get_vocab().items(), key=lambda item: item[1]):
             digest.update(f"{index}\t{token}\n".encode("utf-8", "surrogatepass"))
         digest.update(str(self.tokenizer.chat_template).encode())
+        probe = [self._encode(_PROBE), self._encode(_PROBE, plain=True)]
+        special = sorted(self.tokenizer.all_special_ids)
+        digest.update(canonical_json([probe, special, self._template_arguments]).encode())
         return digest.hexdigest()
