@@ -145,9 +145,9 @@ ACTIONS = ("take rice", "take oil", "take salt", "drop oil", "leave")
 def record(actions=ACTIONS, env=None, told="Say something.", seed=3):
     """What ``v0`` answers; an empty action stands for a turn without one."""
     env = env or Pantry()
-    observations = [env.reset(seed=seed, options={"task_id": "pantry_1"})[0]]
-    for action in actions:
-        observations.append(env.step(action)[0] if action else env.skip_turn(told)[0])
+    first, _ = env.reset(seed=seed, options={"task_id": "pantry_1"})
+    answers = (env.step(action)[0] if action else env.skip_turn(told)[0] for action in actions)
+    observations = [first, *answers]
     return Recording("pantry_1", {}, seed, actions, observations)
 
 

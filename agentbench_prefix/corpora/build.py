@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import json
 import multiprocessing
+import operator
 import os
 import shutil
 from collections import Counter
@@ -116,14 +118,17 @@ def build(
         "format": FORMAT,
         "recipe": recipe.model_dump(mode="json"),
         "data_hash": env.data_hash,
+        "dialogues": {d.label: dialogue_hash(d) for d in env.dialogues().values()},
         "models": [scorer.entry.model_dump() for scorer in scorers],
         "trajectories": None
         if trajectories is None
         else {k: v.sha256 for k, v in trajectories.manifest.files.items() if "/" in k},
     }
-    if out.exists():
-        return _existing(out, recipe, scorers)
     partial = out.with_name(f".{out.name}.partial")
+    if out.exists():
+        corpus = _existing(out, recipe, env, scorers)
+        _clear(partial, identity)
+        return corpus
     _claim(partial, identity)
     tasks = {
         split: _teachable(env, source, recipe.tasks) for split, source in recipe.splits.items()
@@ -142,14 +147,14 @@ def build(
         for split, ids in tasks.items():
             for index, begin in enumerate(range(0, len(ids), PART)):
                 part = ids[begin : begin + PART]
-                marker = partial / "parts" / f"{split}-{index:05d}.json"
+                marker = _marker(partial, split, index)
                 lessons = given(split, part) if trajectories is not None else None
                 if not marker.is_file():
                     builder.part(marker, part, lessons)
                 done += len(part)
                 if progress is not None:
                     progress(done, total)
-    _assemble(partial, recipe, env, scorers, tasks)
+    _assemble(partial, recipe, env, scorers, tasks, trajectories)
     partial.joinpath("final").rename(out)
     shutil.rmtree(partial)
     return Corpus.open(out)
@@ -166,11 +171,12 @@ def _check_source(source: Corpus, recipe: CorpusRecipe, env: TextEnv) -> None:
         ("env_id", source.manifest.env_id, env.env_id),
         ("data_hash", source.manifest.data_hash, env.data_hash),
         ("arguments", source.manifest.arguments, env.arguments()),
+        ("teacher", source.manifest.recipe.get("teacher"), recipe.teacher.model_dump(mode="json")),
     ):
         if theirs != mine:
             raise CorpusError(
-                f"the trajectories were played with {name}={theirs!r}, this recipe's environment "
-                f"has {mine!r}: use trajectories of the same environment",
+                f"the trajectories were played with {name}={theirs!r}, this recipe has {mine!r}: "
+                "use trajectories of the same, or say so in the recipe",
                 file=MANIFEST,
                 field=name,
             )
@@ -179,9 +185,17 @@ def _check_source(source: Corpus, recipe: CorpusRecipe, env: TextEnv) -> None:
             raise ConfigurationError(
                 f"{source.folder} has no split {split!r}, only {', '.join(source.splits)}"
             )
+        for name in _rows_of(source, split):
+            path = source.folder / name
+            if not path.is_file() or sha256_file(path) != source.manifest.files[name].sha256:
+                raise CorpusError(
+                    f"it is missing or not the file that {MANIFEST} names; build or pull the "
+                    "corpus again",
+                    file=name,
+                )
 
 
-def _existing(out: Path, recipe: CorpusRecipe, scorers: Sequence[Scorer]) -> Corpus:
+def _existing(out: Path, recipe: CorpusRecipe, env: TextEnv, scorers: Sequence[Scorer]) -> Corpus:
     """What lies at ``out``, if it is this very corpus."""
     try:
         corpus = Corpus.open(out)
@@ -191,24 +205,50 @@ def _existing(out: Path, recipe: CorpusRecipe, scorers: Sequence[Scorer]) -> Cor
         ) from error
     models = {name: entry.sha256 for name, entry in corpus.manifest.models.items()}
     wanted = {scorer.label: scorer.entry.sha256 for scorer in scorers}
-    if corpus.manifest.recipe != recipe.model_dump(mode="json") or models != wanted:
+    same = corpus.manifest.data_hash == env.data_hash and models == wanted
+    if not same or corpus.manifest.recipe != recipe.model_dump(mode="json"):
         raise ConfigurationError(
-            f"{out} holds a corpus of another recipe or model: choose another folder with --out, "
-            "or remove it"
+            f"{out} holds a corpus of another recipe, model or data: choose another folder with "
+            "--out, or remove it"
         )
     return corpus
 
 
 def _claim(partial: Path, identity: dict[str, Any]) -> None:
     """Begin a build, or go on with the same one; another one's remains are removed."""
-    path = partial / "build.json"
-    with contextlib.suppress(OSError, ValueError):
-        if json.loads(path.read_text(encoding="utf-8")) == identity:
-            return
-    if partial.exists() and not path.is_file() and any(partial.iterdir()):
-        raise ConfigurationError(f"{partial} is in the way and is no broken build: remove it")
+    if _begun(partial) == identity:
+        return
+    if strange := _strange(partial):
+        raise ConfigurationError(
+            f"{partial} is in the way, and {strange[0]!r} in it is of no broken build: remove it"
+        )
     shutil.rmtree(partial, ignore_errors=True)
-    write_json_atomic(path, identity)
+    write_json_atomic(partial / _BEGUN, identity)
+
+
+def _clear(partial: Path, identity: dict[str, Any]) -> None:
+    """Remove what a finished build left if it was killed while it cleaned up."""
+    if _begun(partial) in (identity, None) and not _strange(partial):
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+_BEGUN = "build.json"
+
+
+def _begun(partial: Path) -> Any:
+    """What identifies the build whose parts are in a folder, ``None`` if it does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((partial / _BEGUN).read_text(encoding="utf-8"))
+    return None
+
+
+def _strange(partial: Path) -> list[str]:
+    """Names in a folder that no build writes there."""
+    if not partial.is_dir():
+        return []
+    names = sorted(path.name for path in partial.iterdir())
+    ours = (_BEGUN, "parts", "final")
+    return [name for name in names if name not in ours and not name.startswith(f".{_BEGUN}.")]
 
 
 @contextlib.contextmanager
@@ -226,33 +266,52 @@ def _pool(workers: int) -> Iterator[Executor | None]:
 def _given(
     source: Corpus | None, tasks: Mapping[str, list[str]]
 ) -> Iterator[Callable[[str, Sequence[str]], list[Lesson]]]:
-    """Lessons out of another corpus, read in step with the tasks."""
-    streams: dict[str, Iterator[TrajectoryRow]] = {}
-    ahead: dict[str, TrajectoryRow | None] = {}
+    """Lessons out of another corpus, read in step with the tasks; other tasks' are passed over."""
+    streams: dict[str, Iterator[tuple[str, list[TrajectoryRow]]]] = {}
+    ahead: dict[str, tuple[str, list[TrajectoryRow]] | None] = {}
     if source is not None:
-        for split in tasks:
-            streams[split] = source.trajectories(split)
-            ahead[split] = next(streams[split], None)
+        for split, ids in tasks.items():
+            for name in _rows_of(source, split):
+                streams[name] = _by_task(source, name, frozenset(ids))
+                ahead[name] = next(streams[name], None)
 
-    def take(split: str, ids: Sequence[str]) -> list[Lesson]:
-        lessons = []
-        for task_id in ids:
-            lesson = Lesson()
-            while (row := ahead[split]) is not None and row.task_id == task_id:
-                lesson.trajectories.append(row)
-                ahead[split] = next(streams[split], None)
-            lessons.append(lesson)
-        return lessons
+    def take(name: str, task_id: str) -> list[TrajectoryRow]:
+        found = ahead.get(name)
+        if found is None or found[0] != task_id:
+            return []
+        ahead[name] = next(streams[name], None)
+        return found[1]
 
-    yield take
-    for split, row in ahead.items():
-        if row is not None:
+    yield lambda split, ids: [
+        Lesson(
+            take(f"trajectories/{split}.parquet", task_id),
+            take(f"failures/{split}.parquet", task_id),
+        )
+        for task_id in ids
+    ]
+    for name, found in ahead.items():
+        if found is not None:
             raise CorpusError(
-                f"trajectory {row.trajectory_id!r} is out of order or of a task that is not "
-                "taught; expected the tasks in the environment's order",
-                file=f"trajectories/{split}.parquet",
+                f"trajectory {found[1][0].trajectory_id!r} is out of order; expected the tasks in "
+                "the environment's order, each task's trajectories together",
+                file=name,
                 field="task_id",
             )
+
+
+def _rows_of(source: Corpus, split: str) -> list[str]:
+    """Files of a split that hold a teacher's play."""
+    names = [f"{kind}/{split}.parquet" for kind in ("trajectories", "failures")]
+    return [name for name in names if name in source.manifest.files]
+
+
+def _by_task(
+    source: Corpus, name: str, wanted: frozenset[str]
+) -> Iterator[tuple[str, list[TrajectoryRow]]]:
+    rows = read_rows(source.folder / name, _root(name), name)
+    for task_id, found in itertools.groupby(rows, key=operator.attrgetter("task_id")):
+        if task_id in wanted:
+            yield task_id, list(found)
 
 
 # ------------------------------------------------------------------ one part
@@ -496,6 +555,10 @@ def _tally(taught: Counter[tuple[str, str]], lesson: Lesson) -> None:
 
 
 # ------------------------------------------------------------------ the whole
+def _marker(partial: Path, split: str, index: int) -> Path:
+    return partial / "parts" / f"{split}-{index:05d}.json"
+
+
 def _part_file(stem: Path, kind: str) -> Path:
     return stem.parent / kind / f"{stem.name}.parquet"
 
@@ -506,6 +569,7 @@ def _assemble(
     env: TextEnv,
     scorers: Sequence[Scorer],
     tasks: Mapping[str, list[str]],
+    source: Corpus | None,
 ) -> None:
     """Put the parts together in ``final``, a folder that is complete when its manifest is there."""
     final = partial / "final"
@@ -516,8 +580,8 @@ def _assemble(
     files: dict[str, FileEntry] = {}
     statuses: list[StatusCount] = []
     taught: list[TeachCount] = []
-    for split in tasks:
-        parts = sorted((partial / "parts").glob(f"{split}-*.json"))
+    for split, ids in tasks.items():
+        parts = [_marker(partial, split, i) for i in range(-(-len(ids) // PART))]
         for kind in kinds:
             name = f"{kind}/{split}.parquet"
             with RowWriter(final / name, _root(kind)) as writer:
@@ -525,12 +589,18 @@ def _assemble(
                     for row in read_rows(_part_file(part.with_suffix(""), kind), _root(kind)):
                         writer.write(row)
             if kind == "failures" and not writer.rows:
-                shutil.rmtree(final / kind)
+                writer.path.unlink()
                 continue
             files[name] = _entry(final / name, writer.rows)
         counts = [json.loads(part.read_text(encoding="utf-8")) for part in parts]
         statuses += _statuses(split, counts)
-        taught += _taught(split, counts)
+        if source is not None and source.manifest.splits[split] == ids:
+            # It also knows what was passed over as repeated.
+            taught += [count for count in source.manifest.taught if count.split == split]
+        else:
+            taught += _taught(split, counts)
+    if not any(name.startswith("failures/") for name in files):
+        (final / "failures").rmdir()
     write_text_atomic(
         final / RECIPE,
         yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True),

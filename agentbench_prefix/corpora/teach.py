@@ -54,7 +54,7 @@ def write_conversations(
         messages = dialogue.opening(first_observation)
         for index, turn in enumerate(turns):
             if index:
-                messages.append(Message("user", _told(dialogue, turns[index - 1])))
+                messages.append(Message("user", told(dialogue, turns[index - 1])))
             if said is not None and name in said:
                 reply = said[name][index]
             elif turn.problem:
@@ -66,7 +66,7 @@ def write_conversations(
     return written
 
 
-def _told(dialogue: Dialogue, turn: Turn) -> str:
+def told(dialogue: Dialogue, turn: Turn) -> str:
     """What a player is told after a turn: without an action, it is the dialogue that answers."""
     if not turn.problem:
         return turn.observation
@@ -119,7 +119,7 @@ def _number(lesson: Lesson, spare: list[TrajectoryRow], wanted: int) -> Lesson:
 
 def _plain_turns(env: TextEnv, task_id: str) -> int:
     """Turns of the teacher's plain play; 0 if it has none or does not solve the task."""
-    env.reset(options={"task_id": task_id})
+    env.reset(seed=0, options={"task_id": task_id})
     try:
         teacher = env.teacher()
     except NotImplementedError:
@@ -264,7 +264,8 @@ def _from_record(
         for turn in record.turns
     ]
     first = record.opening[-1].content
-    said = {teacher.dialogue: [turn.reply for turn in record.turns]}
+    name = find_dialogue(env, teacher.dialogue).name
+    said = {name: [turn.reply for turn in record.turns]}
     thoughts = [""] * len(turns)
     conversations = write_conversations(env.dialogues(), first, turns, thoughts, said)
     return _row(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from agentbench_prefix.corpora.schema import TrajectoryRow, to_messages
+from agentbench_prefix.corpora.teach import told
 from agentbench_prefix.dialogue import Dialogue, Message
 from agentbench_prefix.env import JSON, TextEnv
 from agentbench_prefix.errors import ConfigurationError
@@ -95,8 +96,15 @@ def replay_trajectory(
     observation, info = env.reset(seed=row.seed, options={**options, "task_id": row.task_id})
     messages = dialogue.opening(observation)
     for index, turn in enumerate(row.turns):
+        if env.ended:  # chance may end a varied task earlier
+            del trainable[index:]
+            break
         if index:
             messages.append(Message("user", observation))
+        if turn.problem:
+            messages.append(Message("assistant", ""))
+            observation, *_, info = env.skip_turn(told(dialogue, turn))
+            continue
         action = env.translate_action(turn.action, options)
         messages.append(Message("assistant", dialogue.render(action, "")))
         observation, *_, info = env.step(action)

@@ -315,12 +315,12 @@ def test_recipes_that_do_not_fit_are_refused(changes, named):
 @pytest.mark.parametrize("kind", ["entropy_change", "raw_entropy"])
 def test_entropies_need_a_model_that_gives_them(kind):
     strategies = {"mine": {"kind": kind}}
-    with pytest.raises(ConfigurationError, match="'mine' needs entropies.*'compact'"):
+    with pytest.raises(ConfigurationError, match=r"'mine' needs entropies.*'compact'"):
         make_recipe(fields(dialogues=["compact"], strategies=strategies))
     blind = [{**MODEL, "backend": "vllm"}]
-    with pytest.raises(ConfigurationError, match="'mine' needs entropies.*transformers"):
+    with pytest.raises(ConfigurationError, match=r"'mine' needs entropies.*transformers"):
         make_recipe(fields(dialogues=["compact"], strategies=strategies, models=blind))
-    with pytest.raises(ConfigurationError, match="'mine' needs entropies.*'full'"):
+    with pytest.raises(ConfigurationError, match=r"'mine' needs entropies.*'full'"):
         make_recipe(fields(dialogues=["compact", "full"], strategies=strategies, models=[MODEL]))
     both = [MODEL, {**blind[0], "name": "v"}]
     make_recipe(fields(dialogues=["compact"], strategies=strategies, models=both))
