@@ -13,6 +13,7 @@ import contextlib
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,7 +38,7 @@ BRANCH = "main"
 TIMEOUT = 30.0
 """Seconds to wait for the first answer of the Hub."""
 ATTEMPTS = 3
-"""Times a file is asked for when the connection breaks; the Hub's client resumes within each."""
+"""Times a file is asked for when the connection is reset; the Hub's client resumes other breaks."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -152,6 +153,7 @@ def _message(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = getattr(error, "server_message", None)
     text = " ".join(dict.fromkeys([*lines[:1], *([str(said)] if said else [])]))
+    text = re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]*", r"\1", text)  # signed addresses
     for token in (os.environ.get("HF_TOKEN", "").strip(), get_token()):
         text = text.replace(token, "***") if token else text
     return text or type(error).__name__
@@ -200,6 +202,11 @@ def _reporting(what: str, api: HfApi) -> Iterator[None]:
     except errors.OfflineModeIsEnabled as error:
         raise HubError(f"cannot {what}: HF_HUB_OFFLINE is set: unset it") from error
     except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined] # httpx's, renamed at times
+        if "/xet-write-token/" in str(error) and "404" in str(error):
+            raise HubError(
+                f"cannot {what}: {api.endpoint} has no Xet storage, which the Hub's client uses "
+                "unless told otherwise: set HF_HUB_DISABLE_XET=1, then " + again
+            ) from error
         raise HubError(
             f"cannot {what}: {_message(error)} (server {api.endpoint}): check the connection and "
             f"HF_ENDPOINT, then {again}"
@@ -242,8 +249,8 @@ def push(
     """Publish a corpus in one commit; what the Hub already has is not sent again.
 
     The commit holds the files of the manifest and the manifest. Files of an earlier version in the
-    corpus' own folders (``queries/`` and so on) are removed by it, others are left. Until the commit
-    the revision stays as it was, so a broken push leaves nothing half-written: run it again.
+    corpus' own folders (``queries/`` and so on) are removed by it, others are left. The revision
+    stays as it was until the commit, so a broken push leaves nothing half-written: run it again.
 
     Args:
         folder: Folder of the corpus.
@@ -293,7 +300,9 @@ def push(
         try:
             info = _head(api, repo_id, None)
         except errors.RepositoryNotFoundError:
-            api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
+            # Not False: an organisation may make what is not said private.
+            visible = True if private else None
+            api.create_repo(repo_id, repo_type="dataset", private=visible, exist_ok=True)
             info = _head(api, repo_id, None)
         if private and not info.private:
             raise ConfigurationError(
@@ -366,8 +375,6 @@ def pull(repo_id: str, *, revision: str, out: Path, progress: Progress | None = 
     tell = progress or _quiet
     _check_id(repo_id)
     api = _client()
-    from filelock import FileLock
-
     with _reporting(f"pull {repo_id} at {revision!r}", api):
         commit = str(_head(api, repo_id, revision).sha)
         if commit != revision:
@@ -382,12 +389,28 @@ def pull(repo_id: str, *, revision: str, out: Path, progress: Progress | None = 
         )
     out = Path(os.path.abspath(out))  # noqa: PTH100 # resolve() would follow a link at out
     partial = out.with_name(f".{out.name}.partial")
-    files = partial / commit
-    files.mkdir(parents=True, exist_ok=True)
-    with FileLock(partial / "lock"):
-        corpus = _fetch(api, repo_id, commit, there, files, out, tell)
-    shutil.rmtree(partial, ignore_errors=True)
+    with _locked(partial):
+        corpus = _fetch(api, repo_id, commit, there, partial / commit, out, tell)
+        shutil.rmtree(partial)
     return corpus
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Make a folder and hold it against other processes; the block may remove it."""
+    from filelock import FileLock
+
+    lock = FileLock(folder / "lock")
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Its holder removes the folder when done, perhaps just now.
+        with contextlib.suppress(FileNotFoundError):
+            lock.acquire()
+            break
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _fetch(
@@ -461,12 +484,11 @@ def _check_present(out: Path, files: Path) -> None:
 
 def _download(api: HfApi, repo_id: str, commit: str, name: str, files: Path) -> None:
     """Get a file unless it is there; what is there is not trusted, but checked by the caller."""
-    from huggingface_hub import errors
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
     def broken(error: BaseException) -> bool:
-        transport: Any = errors.HTTPError  # type: ignore[attr-defined] # of httpx, renamed at times
-        return isinstance(error, transport) and not isinstance(error, errors.HfHubHTTPError)
+        # The one break the client does not resume itself; its HTTP library varies by version.
+        return type(error).__name__ == "ReadError"
 
     with _reporting(f"get {name} of {repo_id} at {commit}", api):
         Retrying(
@@ -499,6 +521,15 @@ def _report(text: str) -> None:
     _say(text, stderr=True)
 
 
+def _calm() -> None:
+    """The client's bars are for terminals only."""
+    if not sys.stderr.isatty():
+        with contextlib.suppress(ImportError):  # reported by what follows
+            from huggingface_hub.utils.tqdm import disable_progress_bars
+
+            disable_progress_bars()
+
+
 @app.command(name="push")
 def push_command(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the corpus.")],
@@ -514,6 +545,7 @@ def push_command(
 
     The token comes from HF_TOKEN or `hf auth login`.
     """
+    _calm()
     commit = push(folder, repo_id, revision=revision, private=private, progress=_report)
     _report(f"pull it with: agentbench-prefix hub pull {repo_id} --revision {commit}")
     _say(commit)
@@ -532,5 +564,6 @@ def pull_command(
     ] = None,
 ) -> None:
     """Get a corpus at a commit and verify it; prints its folder. The same command resumes."""
+    _calm()
     folder = out if out is not None else cache_folder(repo_id, revision)
     _say(str(pull(repo_id, revision=revision, out=folder, progress=_report).folder))
