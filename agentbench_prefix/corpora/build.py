@@ -44,8 +44,7 @@ from agentbench_prefix.corpora.storage import RowWriter, read_rows
 from agentbench_prefix.corpora.teach import Lesson, teach_oracle, teach_policy
 from agentbench_prefix.dialogue import Dialogue
 from agentbench_prefix.env import TextEnv
-from agentbench_prefix.errors import ConfigurationError, CorpusError
-from agentbench_prefix.evaluation.runner import find_dialogue
+from agentbench_prefix.errors import ConfigurationError, CorpusError, UnknownNameError
 from agentbench_prefix.files import (
     canonical_json,
     sha256_file,
@@ -110,7 +109,8 @@ def build(
     for split in recipe.splits.values():
         env.tasks(split)
     for name in recipe.dialogues:
-        find_dialogue(env, name)
+        if name not in env.dialogues():  # a label, too: names are part of ids and paths
+            raise UnknownNameError("dialogue", name, env.dialogues())
     if trajectories is not None:
         _check_source(trajectories, recipe, env)
     scorers = [load_scorer(scoring, recipe.env_id) for scoring in recipe.models]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,10 @@ from agentbench_prefix.corpora.cuts import Strategy
 from agentbench_prefix.errors import ConfigurationError
 from agentbench_prefix.files import canonical_json, sha256_text
 
-_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+_Name = Annotated[str, Field(pattern=_NAME)]
+# What the library datasets allows.
+_Split = Annotated[str, Field(pattern=r"^\w+(\.\w+)*$")]
 
 
 class _Part(BaseModel):
@@ -139,7 +143,7 @@ class CorpusRecipe(_Part):
     provenance: tuple[str, ...] = ()
     env_id: str
     arguments: dict[str, Any] = Field(default_factory=dict)
-    splits: dict[_Name, str] = Field(default_factory=lambda: {"train": "train"}, min_length=1)
+    splits: dict[_Split, str] = Field(default_factory=lambda: {"train": "train"}, min_length=1)
     tasks: Annotated[int, Field(ge=1)] | None = None
     teacher: Annotated[OracleTeacher | OpenAITeacher, Field(discriminator="kind")]
     dialogues: tuple[str, ...] = ()
@@ -148,7 +152,14 @@ class CorpusRecipe(_Part):
 
     @model_validator(mode="after")
     def _fits(self) -> CorpusRecipe:
+        if len(set(self.dialogues)) < len(self.dialogues):
+            raise ValueError(f"a dialogue is named twice: {list(self.dialogues)}")
         for scoring in self.models:
+            if not re.fullmatch(_NAME, scoring.label):
+                raise ValueError(
+                    f"model {scoring.model!r} would be called {scoring.label!r}, which is no name "
+                    "of a folder: give it a name of letters, digits, '.', '_' and '-'"
+                )
             if scoring.dialogue not in self.dialogues:
                 raise ValueError(
                     f"model {scoring.label!r} scores dialogue {scoring.dialogue!r}, which is not "
