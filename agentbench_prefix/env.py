@@ -8,11 +8,10 @@ methods marked *to implement*.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
@@ -409,7 +408,7 @@ class TextEnv(gym.Env[str, str]):
             )
         task_options = {name: given[name] for name in sorted(given) if name in self.task_options}
         # Without a prefix only _begin can refuse, which it does before it changes anything.
-        with self._put_back_on_error(episode=bool(prefix)):
+        with _PutBackOnError(self, episode=bool(prefix)):
             super().reset(seed=seed)
             if task_id is None:
                 tasks = self.tasks(split)
@@ -555,22 +554,18 @@ class TextEnv(gym.Env[str, str]):
                 "read text with Snapshot.from_json"
             )
         snapshot.check_types()
-        mine = {
-            "env_id": self.env_id,
-            "data_hash": self.data_hash,
-            **{k: v for k, v in self.arguments().items() if k != "max_turns"},
-        }
-        theirs = {
-            "env_id": snapshot.env_id,
-            "data_hash": snapshot.data_hash,
-            **{k: v for k, v in snapshot.arguments.items() if k != "max_turns"},
-        }
-        for name in mine | theirs:
-            if mine.get(name) != theirs.get(name):
-                raise SnapshotError(
-                    f"snapshot has {name}={theirs.get(name)!r}, this environment has "
-                    f"{mine.get(name)!r}: make the environment as the snapshot's was made"
-                )
+        mine, theirs = self.arguments(), dict(snapshot.arguments)
+        mine["env_id"], theirs["env_id"] = self.env_id, snapshot.env_id
+        mine["data_hash"], theirs["data_hash"] = self.data_hash, snapshot.data_hash
+        # The turn limit is no rule.
+        theirs["max_turns"] = mine["max_turns"]
+        if mine != theirs:
+            for name in ("env_id", "data_hash", *mine, *theirs):
+                if mine.get(name) != theirs.get(name):
+                    raise SnapshotError(
+                        f"snapshot has {name}={theirs.get(name)!r}, this environment has "
+                        f"{mine.get(name)!r}: make the environment as the snapshot's was made"
+                    )
         for name in snapshot.options:
             if name not in self.task_options:
                 raise SnapshotError(
@@ -578,16 +573,22 @@ class TextEnv(gym.Env[str, str]):
                     f"valid: {', '.join(sorted(self.task_options)) or 'none'}"
                 )
         state = cast("dict[str, Any]", snapshot.state)
-        with self._put_back_on_error(episode=True):
-            what = f"task_id={snapshot.task_id!r} or options={snapshot.options!r}"
+        with _PutBackOnError(self, episode=True):
+            where = ""
             try:
                 self._begin(snapshot.task_id, snapshot.options)
-                family = self.family(snapshot.task_id)
-                what = f"state['env']={state['env']!r:.100}"
+                # A family is its task's.
+                same = snapshot.task_id == self._task_id
+                family = self._family if same else self.family(snapshot.task_id)
+                where = "state"
                 self._set_state(state["env"])
-                what = f"rng={snapshot.rng!r:.100}"
+                where = "rng"
                 self.np_random.bit_generator.state = cast("Any", snapshot.rng)
             except Exception as error:
+                what = {
+                    "state": f"state['env']={state['env']!r:.100}",
+                    "rng": f"rng={snapshot.rng!r:.100}",
+                }.get(where, f"task_id={snapshot.task_id!r} or options={snapshot.options!r}")
                 raise SnapshotError(
                     f"snapshot has {what}, which {self.env_id} cannot restore "
                     f"({type(error).__name__}: {error}): restore what snapshot() returned"
@@ -600,25 +601,6 @@ class TextEnv(gym.Env[str, str]):
         return self._last_observation
 
     # ------------------------------------------------------------------ inside
-    @contextlib.contextmanager
-    def _put_back_on_error(self, *, episode: bool) -> Iterator[None]:
-        """Put the generator, and the running episode if asked, back if the body raises."""
-        generator, seed = self._np_random, self._np_random_seed
-        chance = None if generator is None else generator.bit_generator.state
-        before = {name: getattr(self, name) for name in _EPISODE} if episode else {}
-        state = self._get_state() if episode and self._task_id is not None else None
-        try:
-            yield
-        except BaseException:
-            if before.get("_task_id") is not None:
-                self._begin(before["_task_id"], before["_options"])
-                self._set_state(state)
-            self.__dict__.update(before)
-            self._np_random, self._np_random_seed = generator, seed
-            if generator is not None:
-                generator.bit_generator.state = cast("Any", chance)
-            raise
-
     def _check_running(self) -> None:
         if self._task_id is None:
             raise EnvironmentUsageError(f"{self.env_id}: step() before reset(); call reset() first")
@@ -649,3 +631,32 @@ class TextEnv(gym.Env[str, str]):
             "turn": self._turn,
             "valid_action": valid,
         }
+
+
+class _PutBackOnError:
+    """Puts the generator, and the running episode if asked, back if the block raises."""
+
+    __slots__ = ("before", "chance", "env", "generator", "seed", "state")
+
+    def __init__(self, env: TextEnv, *, episode: bool) -> None:
+        self.env = env
+        self.generator, self.seed = env._np_random, env._np_random_seed
+        self.chance = None if self.generator is None else self.generator.bit_generator.state
+        attributes = env.__dict__
+        self.before = {name: attributes[name] for name in _EPISODE} if episode else {}
+        self.state = env._get_state() if episode and env._task_id is not None else None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            return
+        env, before = self.env, self.before
+        if before.get("_task_id") is not None:
+            env._begin(before["_task_id"], before["_options"])
+            env._set_state(self.state)
+        env.__dict__.update(before)
+        env._np_random, env._np_random_seed = self.generator, self.seed
+        if self.generator is not None:
+            self.generator.bit_generator.state = cast("Any", self.chance)

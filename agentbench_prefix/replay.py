@@ -13,6 +13,9 @@ played from the restored snapshot, so that restoring is proved with it.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -108,6 +111,7 @@ def check_cuts(env: TextEnv, recording: Recording, cuts: Sequence[int]) -> list[
                 f"a cut must leave at least one of {len(recording.actions)} turns, got {turns}"
             )
     last = max(cuts, default=0)
+    wanted = frozenset(cuts)
     snapshots: dict[int, Snapshot] = {}
     seen: list[str] = []
     try:
@@ -116,7 +120,7 @@ def check_cuts(env: TextEnv, recording: Recording, cuts: Sequence[int]) -> list[
         )
         seen.append(observation)
         for turn in range(last + 1):
-            if turn in cuts:
+            if turn in wanted:
                 snapshots[turn] = env.snapshot()
             if env.ended or turn == last:
                 break
@@ -124,13 +128,35 @@ def check_cuts(env: TextEnv, recording: Recording, cuts: Sequence[int]) -> list[
         detail = f"the episode ended after {len(seen) - 1} turns"
     except _FAILURES as error:
         detail = f"{type(error).__name__}: {error}"
-    # What failed on the way concerns the cuts behind it alone.
-    return [
-        _check(env, recording, seen, turns, snapshots[turns])
-        if turns in snapshots
-        else _failed(turns, detail)
-        for turns in cuts
-    ]
+    recorded = recording.observations
+    equal = list(itertools.accumulate(map(operator.eq, seen, recorded), operator.and_))
+
+    @functools.cache  # what one cut's probe shows, the next cut most often shows, too
+    def compared(turns: int, replayed: str) -> tuple[Status, str]:
+        return compare(env, replayed, recorded[turns])
+
+    def check(turns: int) -> CutCheck:
+        # What failed on the way concerns the cuts behind it alone.
+        if turns not in snapshots:
+            return _failed(turns, detail)
+        status, difference = compared(turns, seen[turns])
+        if snapshots[turns].ended:
+            return CutCheck(
+                turns, status, equal[turns], "error", False, ended=True, detail="episode ended"
+            )
+        try:
+            env.restore(snapshots[turns])
+            after = _play(env, recording, turns)
+        except _FAILURES as error:
+            return _failed(turns, f"{type(error).__name__}: {error}")
+        probe, behind = compared(turns + 1, after)
+        if probe == "mismatch" and status != "mismatch":
+            status, difference = "mismatch", f"after the probe: {behind}"
+        return CutCheck(
+            turns, status, equal[turns], probe, after == recorded[turns + 1], detail=difference
+        )
+
+    return [check(turns) for turns in cuts]
 
 
 def _failed(turns: int, detail: str) -> CutCheck:
@@ -143,22 +169,3 @@ def _play(env: TextEnv, recording: Recording, turn: int) -> str:
     if action:
         return env.step(action)[0]
     return env.skip_turn(recording.observations[turn + 1])[0]
-
-
-def _check(
-    env: TextEnv, recording: Recording, seen: Sequence[str], turns: int, snapshot: Snapshot
-) -> CutCheck:
-    status, detail = compare(env, seen[turns], recording.observations[turns])
-    equal = list(seen[: turns + 1]) == list(recording.observations[: turns + 1])
-    if snapshot.ended:
-        return CutCheck(turns, status, equal, "error", False, ended=True, detail="episode ended")
-    try:
-        env.restore(snapshot)
-        after = _play(env, recording, turns)
-    except _FAILURES as error:
-        return _failed(turns, f"{type(error).__name__}: {error}")
-    expected = recording.observations[turns + 1]
-    probe, difference = compare(env, after, expected)
-    if probe == "mismatch" and status != "mismatch":
-        status, detail = "mismatch", f"after the probe: {difference}"
-    return CutCheck(turns, status, equal, probe, after == expected, detail=detail)
