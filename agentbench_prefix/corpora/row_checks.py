@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from agentbench_prefix.corpora.checks import (
     Finding,
@@ -37,7 +38,7 @@ from agentbench_prefix.corpora.schema import (
     token_hash,
 )
 from agentbench_prefix.corpora.sidecars import prefix_of, trace
-from agentbench_prefix.corpora.storage import open_parquet
+from agentbench_prefix.corpora.storage import open_parquet, read_rows
 from agentbench_prefix.corpora.teach import write_conversations
 from agentbench_prefix.corpora.validate import TOLERANCE, Progress, Report
 from agentbench_prefix.dialogue import Dialogue
@@ -46,6 +47,8 @@ from agentbench_prefix.errors import AgentBenchError, CorpusError
 from agentbench_prefix.files import canonical_json
 from agentbench_prefix.replay import CutCheck, Recording, check_cuts, compare
 from agentbench_prefix.rollouts import episode_seed
+
+_REFUSALS = (AgentBenchError, TypeError, ValueError)  # of an environment
 
 
 class _Stream:
@@ -131,6 +134,7 @@ class RowChecks:
         report: Report,
         *,
         every: bool,
+        sample: int,
     ) -> None:
         self.corpus = corpus
         self.recipe = recipe
@@ -139,6 +143,7 @@ class RowChecks:
         self.judges = judges
         self.report = report
         self.every = every
+        self.sample = sample
         self.arguments = canonical_json(env.arguments())
         self.max_turns = env.max_turns or 2**31
         # All candidates are known only if entropies can be had for strategies that rank by them.
@@ -148,6 +153,7 @@ class RowChecks:
         )
         self.taught: dict[str, Counter[str]] = {}
         self.statuses: dict[tuple[str, str, str], Counter[str]] = {}
+        self.tasks: set[str] = set()
         self.trajectory_ids: set[str] = set()
         self.query_ids: set[str] = set()
 
@@ -155,7 +161,7 @@ class RowChecks:
         """Note a fault of a row."""
         self.report.add(CorpusError(what, file=file, row=row, field=field))
 
-    def check(self, sample: int, seed: int, progress: Progress | None) -> None:
+    def check(self, seed: int, progress: Progress | None) -> None:
         """Check all rows of all splits, those of a sample of trajectories thoroughly."""
         files = self.corpus.manifest.files
         sizes = [
@@ -164,7 +170,7 @@ class RowChecks:
         ]
         total = sum(sizes)
         draw = np.random.default_rng(seed).permutation(total)
-        chosen = {int(i) for i in (draw if self.every else draw[:sample])}
+        chosen = {int(i) for i in (draw if self.every else draw[: self.sample])}
         begin = 0
         for split, size in zip(self.recipe.splits, sizes, strict=True):
             mine = {i - begin for i in chosen if begin <= i < begin + size}
@@ -178,7 +184,7 @@ class RowChecks:
         before = len(self.report.faults)
         self.taught, self.statuses = {}, {}
         known = self.positions(split)
-        sides = self.open_sides(split) if self.recipe.dialogues else []
+        sides = [] if known is None else self.open_sides(split)
         order = _Order(self.corpus.manifest.splits.get(split, []))
         rows = _Stream(
             f"trajectories/{split}.parquet", self.corpus.trajectories(split), self.report
@@ -188,14 +194,14 @@ class RowChecks:
             position, row = head
             self.report.checked["trajectories"] += 1
             sound = self.trajectory(rows.file, position, row, order, failure=False)
-            groups = [(side, self.take_group(side, known, position)) for side in sides]
+            groups = [(side, self.take_group(side, known or {}, position)) for side in sides]
             if sound:
                 self.queries_of(row, position, rows.file, groups, thorough=position in chosen)
             if progress is not None:
                 progress(position + 1)
         if not rows.broken:
             for side in sides:
-                self.take_group(side, known, position + 1)
+                self.take_group(side, known or {}, position + 1)
                 self.leftovers(side)
         self.failures(split)
         broken = rows.broken or any(side.queries.broken for side in sides)
@@ -205,12 +211,12 @@ class RowChecks:
                 "they count are at fault"
             )
             return
-        self.missing_tasks(split, order)
+        self.missing_tasks(split)
         self.compare_taught(split)
         self.compare_statuses(split)
 
-    def positions(self, split: str) -> dict[str, int]:
-        """Rows of the trajectories by id; the first of equal ones."""
+    def positions(self, split: str) -> dict[str, int] | None:
+        """Rows of the trajectories by id, the first of equal ones; ``None`` if it has none."""
         name = f"trajectories/{split}.parquet"
         found: dict[str, int] = {}
         try:
@@ -220,8 +226,8 @@ class RowChecks:
                 for trajectory_id in batch.column(0).to_pylist():
                     found.setdefault(trajectory_id, index)
                     index += 1
-        except (CorpusError, OSError):  # reading the rows will name it
-            return {}
+        except (CorpusError, pa.ArrowException, OSError):  # reading the rows will name it
+            return None
         return found
 
     def open_sides(self, split: str) -> list[_Side]:
@@ -286,25 +292,24 @@ class RowChecks:
         if file not in self.corpus.manifest.files:
             return
         order = _Order(self.corpus.manifest.splits.get(split, []))
-        stream = _Stream(file, self.corpus._rows("failures", file), self.report)
+        stream = _Stream(file, read_rows(self.corpus.folder / file, "failures", file), self.report)
         while (head := stream.take()) is not None:
             index, row = head
             self.report.checked["failures"] += 1
-            if self.trajectory(file, index, row, order, failure=True):
-                for field, what in self.play_through(row, exact=True):
-                    self.fault(what, file, index, field)
-                    break
+            sound = self.trajectory(file, index, row, order, failure=True)
+            if sound and (self.every or index < self.sample):
+                finding = next(self.play_through(row, exact=True), None)
+                if finding is not None:
+                    self.fault(finding[1], file, index, finding[0])
 
-    def missing_tasks(self, split: str, order: _Order) -> None:
-        """Every task of the split was taught, as far as the teacher solved it."""
-        failed = sum(entry["failures"] for entry in self.taught.values())
-        if order.tasks_seen == len(order.places) or failed or self.recipe.teacher.kind != "oracle":
+    def missing_tasks(self, split: str) -> None:
+        """The environment's own teacher leaves no task of a split without a row."""
+        if self.recipe.teacher.kind != "oracle":
             return
-        blame_manifest(
-            self.report,
-            f"{len(order.places) - order.tasks_seen} of {len(order.places)} tasks have no row",
-            f"splits.{split}",
-        )
+        for index, task in enumerate(self.corpus.manifest.splits.get(split, [])):
+            if task not in self.tasks:
+                what = f"task {task!r} has neither a trajectory nor a failure"
+                blame_manifest(self.report, what, f"splits.{split}.{index}")
 
     # -------------------------------------------------------------- trajectories
     def trajectory(
@@ -315,6 +320,7 @@ class RowChecks:
             self.fault(what, file, index, field)
             return False
         self.trajectory_ids.add(row.trajectory_id)
+        self.tasks.add(row.task_id)
         for family in (row.family, "all"):
             tally = self.taught.setdefault(family, Counter())
             tally["failures" if failure else "trajectories"] += 1
@@ -443,7 +449,7 @@ class RowChecks:
                 yield "success", f"replayed: {expectation(success, row.success)}"
             if success and not env.ended:
                 yield "n_turns", "replayed: the episode goes on after the last turn"
-        except AgentBenchError as error:
+        except _REFUSALS as error:
             yield "turns", f"cannot be replayed: {error}"
 
     # -------------------------------------------------------------- queries
@@ -763,13 +769,11 @@ class _Order:
         tasks: Tasks of the split.
         task: The task read last.
         sample: Rows of that task before the last one.
-        tasks_seen: Tasks read so far.
     """
 
     tasks: Sequence[str]
     task: str = ""
     sample: int = 0
-    tasks_seen: int = 0
 
     def __post_init__(self) -> None:
         self.places = {task: index for index, task in enumerate(self.tasks)}
@@ -784,7 +788,6 @@ class _Order:
         if self.task and self.places[task] < self.places[self.task]:
             return f"{task!r} is out of order: expected the tasks as {MANIFEST} lists them"
         self.task, self.sample = task, 0
-        self.tasks_seen += 1
         return None
 
 
@@ -960,7 +963,7 @@ class _Cuts:
                 after = env.step(query.next_action)[0]
             else:
                 after = env.skip_turn(query.next_observation)[0]
-        except AgentBenchError as error:
+        except _REFUSALS as error:
             self.fault(asked, "prefix_actions", f"cannot be restored: {error}")
             return False
         if query.probe_bytes_equal and after != query.next_observation:

@@ -91,7 +91,8 @@ def validate(
     Args:
         corpus: The corpus.
         every: Replay and score all trajectories instead of a sample.
-        sample: Trajectories to replay and score, drawn over all splits.
+        sample: Trajectories to replay and score, drawn over all splits; and failures to replay,
+            the first of each split.
         seed: Seed of the draw.
         models: Where models are, by ``<dialogue>/<model>`` or ``<model>``; by default where the
             recipe says.
@@ -122,8 +123,8 @@ def validate(
         if recipe is not None and env is not None:
             check_splits(corpus, recipe, env, report)
             judges = load_judges(corpus, recipe, models or {}, report, without=without_models)
-            rows = RowChecks(corpus, recipe, env, judges, report, every=every)
-            rows.check(sample, seed, progress)
+            rows = RowChecks(corpus, recipe, env, judges, report, every=every, sample=sample)
+            rows.check(seed, progress)
         else:
             report.notes.append("the rows were not checked, since there is nothing to check by")
     except EnoughError:

@@ -447,6 +447,38 @@ def trajectory_of_the_other_split(c: Damaged) -> Place:
     return named(TRAJECTORIES, len(c.rows(TRAJECTORIES)) - 1, "task_id")
 
 
+def drop(c: Damaged, keep: Callable[[str], bool]) -> None:
+    """Leave out trajectories with all that belongs to them."""
+    for file in (TRAJECTORIES, QUERIES, SIDECARS):
+        key = "trajectory_id" if file == TRAJECTORIES else "query_id"
+        c.write(file, [row for row in c.rows(file) if keep(row[key])])
+
+
+@corruption
+def task_without_trajectories(c: Damaged) -> Place:
+    task = c.manifest["splits"]["train"][1]
+    drop(c, lambda name: not name.startswith(f"{task}/"))
+    return named(MANIFEST, None, "splits.train.1")
+
+
+@corruption
+def trajectory_left_out(c: Damaged) -> Place:
+    last = c.rows(TRAJECTORIES)[-1]["trajectory_id"]
+    drop(c, lambda name: not name.startswith(last))
+    i = index_of(c.manifest, "taught", split="train", family="depth_1")
+    return named(MANIFEST, None, f"taught.{i}.trajectories")
+
+
+@corruption
+def trajectories_overwritten_inside(c: Damaged) -> Place:
+    path = c.folder / TRAJECTORIES
+    content = bytearray(path.read_bytes())
+    content[4:400] = bytes(396)
+    path.write_bytes(content)
+    c.refresh(TRAJECTORIES)
+    return named(TRAJECTORIES, 0)
+
+
 @corruption
 def unknown_family(c: Damaged) -> Place:
     c.edit(TRAJECTORIES, 1, family="depth_9")
