@@ -199,6 +199,9 @@ def teach_policy(
 ) -> list[Lesson]:
     """Let a policy play tasks until enough different plays solve each.
 
+    An attempt with an action that not every dialogue can say, such as one of two lines, is spent
+    and left out.
+
     Args:
         policy: Who plays.
         teacher: How.
@@ -237,6 +240,8 @@ def teach_policy(
             if not record.turns:
                 continue
             row = _from_record(record, episode.env, teacher, plain[record.task_id])
+            if not _can_be_said(row, episode.env.dialogues()):
+                continue
             lesson = lessons[row.task_id]
             actions = tuple(turn.action for turn in row.turns)
             if not row.success:
@@ -247,6 +252,16 @@ def teach_policy(
                 known[row.task_id].add(actions)
                 lesson.trajectories.append(row)
     return [_number(lessons[t], spare[t], teacher.per_task) for t in task_ids]
+
+
+def _can_be_said(row: TrajectoryRow, dialogues: Mapping[str, Dialogue]) -> bool:
+    """Whether every conversation means the actions that were played."""
+    for name, dialogue in dialogues.items():
+        replies = [m.content for m in row.conversation(name).messages if m.role == "assistant"]
+        for reply, turn in zip(replies, row.turns, strict=True):
+            if (dialogue.parse(reply).action or "") != turn.action:
+                return False
+    return True
 
 
 def _from_record(

@@ -490,7 +490,7 @@ def check_sweep(results):
 
 
 def test_killed_at_some_file_operations(tmp_path):
-    results = swept(tmp_path, 3, 17)
+    results = swept(tmp_path, 5, 20)
     check_sweep(results)
     assert len(results) > 3
 
