@@ -16,4 +16,4 @@ fi
 export OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=1
 export VLLM_LOGGING_LEVEL=WARNING VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1
 # Warnings are no errors here: vLLM leaves sockets open.
-exec "$venv/bin/python" -m pytest -W default -m vllm tests/policies/test_vllm.py "$@"
+exec "$venv/bin/python" -m pytest -W default -m vllm tests/policies/test_vllm.py tests/corpora/test_sidecars.py "$@"
