@@ -117,8 +117,8 @@ def validate(
     report = Report(limit=limit)
     try:
         check_files(corpus, report)
-        check_card(corpus, report)
         recipe = check_recipe(corpus, report)
+        check_card(corpus, report)
         env = None if recipe is None else check_environment(corpus, recipe, report)
         if recipe is not None and env is not None:
             check_splits(corpus, recipe, env, report)

@@ -21,12 +21,17 @@ from typer.testing import CliRunner
 from agentbench_prefix.corpora.build import build
 from agentbench_prefix.corpora.reading import Corpus
 from agentbench_prefix.corpora.recipe import make_recipe
+from agentbench_prefix.corpora.schema import TrajectoryRow
+from agentbench_prefix.corpora.teach import write_conversations
 from agentbench_prefix.corpora.validate import Report, validate, validate_command
+from agentbench_prefix.env import TextEnv
 from agentbench_prefix.errors import ConfigurationError, CorpusError
 from agentbench_prefix.files import sha256_file
 from agentbench_prefix.policies import openai
 from agentbench_prefix.policies.base import Reply
 from agentbench_prefix.policies.scripted import OraclePolicy
+from agentbench_prefix.registry import make
+from agentbench_prefix.serialization import ChatSerializer
 
 TRAJECTORIES = "trajectories/train.parquet"
 QUERIES = "queries/train.parquet"
@@ -167,6 +172,35 @@ def file_that_is_not_listed(c: Damaged) -> Place:
 
 
 @corruption
+def card_missing(c: Damaged) -> Place:
+    (c.folder / CARD).unlink()
+    return named(CARD)
+
+
+@corruption
+def file_of_unknown_kind(c: Damaged) -> Place:
+    (c.folder / "extras").mkdir()
+    shutil.copy(c.folder / QUERIES, c.folder / "extras/train.parquet")
+    c.refresh("extras/train.parquet")
+    return named(MANIFEST, None, "files")
+
+
+@corruption
+def sidecars_of_a_split_gone(c: Damaged) -> Place:
+    (c.folder / SIDECARS).unlink()
+    return manifest_with(c, lambda m: m["files"].pop(SIDECARS), "files")
+
+
+@corruption
+def sidecars_of_a_model_that_the_recipe_lacks(c: Damaged) -> Place:
+    file = "sidecars/compact/other/train.parquet"
+    (c.folder / file).parent.mkdir()
+    shutil.copy(c.folder / SIDECARS, c.folder / file)
+    c.refresh(file)
+    return named(MANIFEST, None, "files")
+
+
+@corruption
 def file_outside_the_corpus(c: Damaged) -> Place:
     manifest = c.manifest
     manifest["files"]["../secret"] = manifest["files"][CARD]
@@ -270,6 +304,26 @@ def card_without_header(c: Damaged) -> Place:
 
 
 @corruption
+def card_with_a_broken_header(c: Damaged) -> Place:
+    (c.folder / CARD).write_text("---\nlicense: [\n---\n")
+    c.refresh(CARD)
+    return named(CARD)
+
+
+@corruption
+def card_that_is_no_text(c: Damaged) -> Place:
+    (c.folder / CARD).write_bytes(b"\xff\xfe\xff")
+    c.refresh(CARD)
+    return named(CARD)
+
+
+@corruption
+def card_with_broken_configurations(c: Damaged) -> Place:
+    c.edit_card(lambda header: header["configs"][0].pop("data_files"))
+    return named(CARD, None, "configs")
+
+
+@corruption
 def card_without_configurations(c: Damaged) -> Place:
     c.edit_card(lambda header: header.pop("configs"))
     return named(CARD, field="configs.queries")
@@ -300,6 +354,37 @@ def manifest_with(c: Damaged, change: Callable[[dict[str, Any]], Any], field: st
     change(manifest)
     c.write_manifest(manifest)
     return named(MANIFEST, field=field)
+
+
+@corruption
+def broken_recipe_file(c: Damaged) -> Place:
+    (c.folder / "corpus.yaml").write_text("name: [\n")
+    c.refresh("corpus.yaml")
+    return named("corpus.yaml")
+
+
+@corruption
+def name_of_another_recipe(c: Damaged) -> Place:
+    return manifest_with(c, lambda m: m.update(name="huge"), "name")
+
+
+@corruption
+def dialogue_that_the_environment_lacks(c: Damaged) -> Place:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["recipe"]["dialogues"].append("formal")
+        del manifest["recipe"]["strategies"]["change"]
+        del manifest["recipe"]["strategies"]["raw_entropy"]
+
+    place = manifest_with(c, change, "recipe.dialogues")
+    (c.folder / "corpus.yaml").write_text(yaml.safe_dump(c.manifest["recipe"]))
+    c.refresh("corpus.yaml")
+    return place
+
+
+@corruption
+def dialogue_that_is_not_the_environments(c: Damaged) -> Place:
+    field = "dialogues.formal@1"
+    return manifest_with(c, lambda m: m["dialogues"].update({"formal@1": "0" * 64}), field)
 
 
 @corruption
@@ -414,6 +499,26 @@ def other_model_file(c: Damaged) -> Place:
 
 
 @corruption
+def model_that_the_recipe_lacks(c: Damaged) -> Place:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["models"]["compact/other"] = manifest["models"]["compact/tiny"]
+
+    return manifest_with(c, change, "models.compact/other")
+
+
+@corruption
+def model_of_another_dialogue(c: Damaged) -> Place:
+    field = "models.compact/tiny.dialogue"
+    return manifest_with(c, lambda m: m["models"]["compact/tiny"].update(dialogue="full"), field)
+
+
+@corruption
+def family_that_was_not_counted(c: Damaged) -> Place:
+    i = index_of(c.manifest, "taught", split="train", family="depth_1")
+    return manifest_with(c, lambda m: m["taught"].pop(i), "taught")
+
+
+@corruption
 def model_missing(c: Damaged) -> Place:
     return manifest_with(c, lambda m: m["models"].clear(), "models.compact/tiny")
 
@@ -507,6 +612,90 @@ def seed_of_no_attempt(c: Damaged) -> Place:
 def unknown_reset_option(c: Damaged) -> Place:
     c.edit(TRAJECTORIES, 1, options='{"speed":2}')
     return named(TRAJECTORIES, 1, "options")
+
+
+@corruption
+def options_that_are_no_json(c: Damaged) -> Place:
+    c.edit(TRAJECTORIES, 1, options="{")
+    return named(TRAJECTORIES, 1, "options")
+
+
+@corruption
+def options_in_another_form(c: Damaged) -> Place:
+    c.edit(TRAJECTORIES, 1, options="{ }")
+    return named(TRAJECTORIES, 1, "options")
+
+
+@corruption
+def options_that_the_environment_refuses(c: Damaged) -> Place:
+    """Its form is right: only replay can tell."""
+    for file in (TRAJECTORIES, QUERIES):
+        c.write(file, [{**row, "options": '{"distractor_seed":"x"}'} for row in c.rows(file)])
+    return named(TRAJECTORIES, 0, "turns")
+
+
+@corruption
+def more_trajectories_than_wanted(c: Damaged) -> Place:
+    rows = c.rows(TRAJECTORIES)
+    third = {**rows[3], "sample": 2, "trajectory_id": rows[3]["trajectory_id"][:-1] + "2"}
+    c.write(TRAJECTORIES, [*rows, third])
+    return named(TRAJECTORIES, 4, "sample")
+
+
+def edit_length(c: Damaged, change: Callable[[list[Any]], Any]) -> None:
+    """Make the last trajectory longer or shorter, in every dialogue, and nothing else."""
+    rows = c.rows(TRAJECTORIES)
+    row = rows[-1]
+    change(row["turns"])
+    row["n_turns"] = len(row["turns"])
+    row["reward"] = sum(turn["reward"] for turn in row["turns"])
+    told = [TrajectoryRow.model_validate(row).turns]
+    for conversation in row["conversations"]:
+        name = conversation["dialogue"].partition("@")[0]
+        said = [m["content"] for m in conversation["messages"] if m["role"] == "assistant"]
+        said = [*said, said[-1]][: len(row["turns"])]
+        written = write_conversations(
+            {name: make("TextCraft-v0").dialogues()[name]},
+            row["first_observation"],
+            told[0],
+            [""] * len(row["turns"]),
+            {name: said},
+        )
+        conversation["messages"] = written[0].model_dump()["messages"]
+    c.write(TRAJECTORIES, rows)
+    queries = c.rows(QUERIES)
+    for query in queries:
+        if query["trajectory_id"] == row["trajectory_id"]:
+            query["n_turns"] = row["n_turns"]
+    keep = [
+        q["trajectory_id"] != row["trajectory_id"] or q["prefix_turns"] < row["n_turns"]
+        for q in queries
+    ]
+    for file, all_rows in ((QUERIES, queries), (SIDECARS, c.rows(SIDECARS))):
+        c.write(file, [r for r, wanted in zip(all_rows, keep, strict=True) if wanted])
+
+
+@corruption
+def trajectory_cut_short(c: Damaged) -> Place:
+    """It says that it is solved: only replay can tell."""
+    edit_length(c, lambda turns: turns.pop())
+    return named(TRAJECTORIES, 3, "success")
+
+
+@corruption
+def turns_after_the_end(c: Damaged) -> Place:
+    """Only replay can tell."""
+    edit_length(c, lambda turns: turns.append(turns[-1]))
+    return named(TRAJECTORIES, 3, f"turns.{len(c.rows(TRAJECTORIES)[3]['turns']) - 1}")
+
+
+@corruption
+def turns_beyond_the_limit(c: Damaged) -> Place:
+    rows = c.rows(TRAJECTORIES)
+    rows[0]["turns"] = [*[rows[0]["turns"][0]] * 30, rows[0]["turns"][-1]]
+    rows[0]["n_turns"] = 31
+    c.write(TRAJECTORIES, rows)
+    return named(TRAJECTORIES, 0, "turns")
 
 
 @corruption
@@ -1186,6 +1375,38 @@ def test_faults_are_collected_up_to_a_limit(damaged: Damaged) -> None:
     assert [(f.row, f.field) for f in report.faults] == [(0, "seed"), (1, "seed"), (2, "seed")]
     assert report.notes[-1] == "the check stopped after 3 faults"
     assert len(damaged.check(limit=100).faults) == len(rows)
+
+
+# ------------------------------------------------------------------ faults of what checks
+@pytest.mark.parametrize(
+    ("after", "field"),
+    [
+        (lambda _, found: ("Got lost", found[1]), "observation"),
+        (lambda env, found: (env._begin(env.task_id, {}), found)[1], "next_observation"),
+        (lambda env, found: env.reset(options={"speed": 2}), "prefix_actions"),
+    ],
+)
+def test_an_environment_that_does_not_restore_a_cut_is_noticed(
+    tiny_corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    after: Callable[[Any, Any], Any],
+    field: str,
+) -> None:
+    replay = TextEnv._replay
+    monkeypatch.setattr(TextEnv, "_replay", lambda env, prefix: after(env, replay(env, prefix)))
+    fault = validate(Corpus.open(tiny_corpus)).faults[0]
+    assert fault.file.startswith("queries/")
+    assert fault.field == field
+
+
+def test_a_tokenizer_that_cannot_read_its_own_text_is_noticed(
+    tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = ChatSerializer.decode
+    monkeypatch.setattr(ChatSerializer, "decode", lambda own, ids: decode(own, ids).upper())
+    fault = validate(Corpus.open(tiny_corpus)).faults[0]
+    assert fault.file.startswith("sidecars/")
+    assert fault.field == "prefix_mask"
 
 
 # ------------------------------------------------------------------ another teacher
