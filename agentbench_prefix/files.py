@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 def canonical_json(value: Any) -> str:
@@ -26,18 +27,25 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_text_atomic(path: Path, text: str) -> None:
-    """Write beside, flush to disk, then rename: a reader sees the old file or the new one."""
+@contextlib.contextmanager
+def open_text_atomic(path: Path) -> Iterator[IO[str]]:
+    """Open a text file that appears, whole and on disk, when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with beside.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write beside, flush to disk, then rename: a reader sees the old file or the new one."""
+    with open_text_atomic(path) as file:
+        file.write(text)
 
 
 def write_json_atomic(path: Path, value: Any) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import ValidationError
 
@@ -20,32 +20,35 @@ except ImportError as error:
     raise MissingExtraError("corpora", "corpora") from error
 
 GROUP = 512
-"""Rows of a row group: what is held in memory at once."""
+"""Rows of a row group: what is held in memory at once, in Arrow's form."""
+_SLICE = 32
+"""Rows that are Python objects at once, which take many times as much."""
 
 R = TypeVar("R", bound=Row)
 
 
-class RowWriter:
-    """Writes rows of one kind to a file that exists only once it is whole.
+class TableWriter:
+    """Writes a Parquet file that exists only once it is whole, a row group in memory at a time.
 
     Use it as a context manager: the file appears when the block ends, and nothing is left if it
     raises.
 
     Args:
         path: The file.
-        kind: Key of :data:`ROWS`.
+        schema: Its ``pyarrow`` schema.
     """
 
-    def __init__(self, path: Path, kind: str) -> None:
+    def __init__(self, path: Path, schema: Any) -> None:
         self.path = path
-        self.schema: Any = features(kind).arrow_schema
+        self.schema = schema
         self.rows = 0
-        self._held: list[dict[str, Any]] = []
+        self._rows: list[dict[str, Any]] = []
+        self._tables: list[Any] = []
         self._beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._exit = contextlib.ExitStack()
         self._writer: Any = None
 
-    def __enter__(self) -> RowWriter:
+    def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._exit.callback(self._beside.unlink, missing_ok=True)
         self._writer = pq.ParquetWriter(
@@ -53,17 +56,26 @@ class RowWriter:
         )
         return self
 
-    def write(self, row: Row) -> None:
+    def write(self, row: dict[str, Any]) -> None:
         """Append a row."""
-        self._held.append(row.model_dump())
+        self._rows.append(row)
         self.rows += 1
-        if len(self._held) >= GROUP:
+        if len(self._rows) >= _SLICE:
+            self._pack()
+        if self.rows % GROUP == 0:
             self._flush()
 
+    def _pack(self) -> None:
+        if self._rows:
+            self._tables.append(pa.Table.from_pylist(self._rows, schema=self.schema))
+            self._rows.clear()
+
     def _flush(self) -> None:
-        if self._held:
-            self._writer.write_table(pa.Table.from_pylist(self._held, schema=self.schema))
-            self._held.clear()
+        self._pack()
+        if self._tables:
+            self._writer.write_table(pa.concat_tables(self._tables).combine_chunks())
+            self._tables.clear()
+            pa.default_memory_pool().release_unused()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
@@ -76,6 +88,35 @@ class RowWriter:
                 self._beside.replace(self.path)
         finally:
             self._exit.close()
+
+
+class RowWriter:
+    """A :class:`TableWriter` of rows of one kind.
+
+    Args:
+        path: The file.
+        kind: Key of :data:`ROWS`.
+    """
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self.path = path
+        self._table = TableWriter(path, features(kind).arrow_schema)
+
+    @property
+    def rows(self) -> int:
+        """Rows written so far."""
+        return self._table.rows
+
+    def __enter__(self) -> Self:
+        self._table.__enter__()
+        return self
+
+    def write(self, row: Row) -> None:
+        """Append a row."""
+        self._table.write(row.model_dump())
+
+    def __exit__(self, *raised: Any) -> None:
+        self._table.__exit__(*raised)
 
 
 def open_parquet(path: Path, kind: str, name: str = "") -> Any:
@@ -138,12 +179,14 @@ def read_rows(path: Path, kind: str, name: str = "") -> Iterator[Any]:
     begin = 0
     for group in range(file.num_row_groups):
         try:
-            table = file.read_row_group(group)
+            # Each thread would keep memory of its own.
+            table = file.read_row_group(group, use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise CorpusError(
                 f"cannot be read ({error}); build or pull it again", file=name, row=begin
             ) from error
-        for index, values in enumerate(table.to_pylist()):
+        slices = table.to_batches(max_chunksize=_SLICE)
+        for index, values in enumerate(row for part in slices for row in part.to_pylist()):
             try:
                 yield model.model_validate(values)
             except ValidationError as error:
@@ -155,3 +198,5 @@ def read_rows(path: Path, kind: str, name: str = "") -> Iterator[Any]:
                     field=".".join(map(str, first["loc"])),
                 ) from error
         begin += table.num_rows
+        del table, slices
+        pa.default_memory_pool().release_unused()  # else it keeps what each group needed
