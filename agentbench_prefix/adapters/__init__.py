@@ -1,0 +1,1 @@
+"""Environments and corpora served to other trainers."""
