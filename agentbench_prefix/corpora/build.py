@@ -144,6 +144,8 @@ def build(
     total, done = sum(map(len, tasks.values())), 0
     with _pool(workers) as pool, _given(trajectories, tasks) as given:
         builder = _Builder(recipe, env, scorers, pool, workers)
+        if progress is not None:
+            progress(done, total)
         for split, ids in tasks.items():
             for index, begin in enumerate(range(0, len(ids), PART)):
                 part = ids[begin : begin + PART]

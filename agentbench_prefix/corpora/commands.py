@@ -33,9 +33,18 @@ _Bar = Annotated[bool, typer.Option(help="Show a progress bar on stderr.")]
 @contextmanager
 def _bar(shown: bool) -> Iterator[Callable[[int, int], None]]:
     columns = (TextColumn("tasks"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=make_console(stderr=True), disable=not shown) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    bar = Progress(*columns, console=make_console(stderr=True), disable=not shown)
+    task = bar.add_task("", total=None)
+
+    def report(done: int, total: int) -> None:
+        bar.start()  # not before there is something to report: an error is printed alone
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield report
+    finally:
+        if bar.live.is_started:
+            bar.stop()
 
 
 def _workers(given: int | None) -> int:

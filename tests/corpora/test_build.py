@@ -457,7 +457,7 @@ def test_finished_parts_are_not_done_again(tmp_path, monkeypatch):
 
     with pytest.raises(Killed):
         build(plain(), tmp_path / "c", progress=kill)
-    assert seen == [(1, 4), (2, 4), (3, 4)]
+    assert seen == [(0, 4), (1, 4), (2, 4), (3, 4)]
     taught = []
     teach = module.teach_oracle
     monkeypatch.setattr(
