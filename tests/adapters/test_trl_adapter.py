@@ -104,7 +104,7 @@ def test_its_tokens_are_those_of_the_episode_and_score_as_they_were_drawn(traine
         # Log-probabilities: a plain forward pass of the model before the step.
         ids = torch.tensor([[*prompt, *completion]])
         with torch.no_grad():
-            scores = frozen(ids).logits[0].log_softmax(-1)
+            scores = frozen(ids).logits[0, :, : len(tokenizer)].log_softmax(-1)
         for place, (token, learn, logprob) in enumerate(
             zip(completion, mask, logprobs, strict=True)
         ):
