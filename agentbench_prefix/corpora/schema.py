@@ -229,8 +229,8 @@ class SidecarRow(Row):
         backend: ``"transformers"`` or ``"vllm"``.
         dtype: Number format the model ran in.
         temperature: Temperature of the distributions scored.
-        logprob_mode: ``"teacher_forcing"``: ``log softmax(logits / temperature)``, over the ids that
-            the tokenizer has, no top-p cut.
+        logprob_mode: ``"teacher_forcing"``: ``log softmax(logits / temperature)``, over the ids
+            that the tokenizer has, no top-p cut.
         prompt_tokens: Length of the canonical prompt, generation header included.
         prompt_sha256: :func:`token_hash` of the prompt.
         assistant_prefix_span: ``[b, e)``: from the first token of the first reply to behind the
