@@ -157,7 +157,10 @@ def validate_command(
         ),
     ] = None,
     without_models: Annotated[
-        bool, typer.Option(help="Load no model: tokens and log-probabilities are not derived.")
+        bool,
+        typer.Option(
+            "--without-models", help="Load no model: tokens and log-probabilities stay unchecked."
+        ),
     ] = False,
     progress: Annotated[bool, typer.Option(help="Show a progress bar on stderr.")] = True,
 ) -> None:
