@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from agentbench_prefix.corpora.validate import validate_command
 from agentbench_prefix.errors import ConfigurationError, UnknownNameError
 from agentbench_prefix.evaluation.tables import make_console
 
@@ -22,6 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Build, check and read prefix corpora.",
 )
+app.command(name="validate")(validate_command)
 
 _Workers = Annotated[
     int | None,
@@ -195,3 +197,40 @@ def show_command(
         return
     entry, sidecar = scored
     print_query(make_console(), row, sidecar, load_serializer(entry, row.env_id))
+
+
+@app.command(name="export")
+def export_command(
+    corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="Folder, name or Hub id.")],
+    to: Annotated[str, typer.Option(help="Layout: verl (queries) or chat (trajectories).")],
+    out: Annotated[Path, typer.Option(help="File to write.")],
+    dialogue: Annotated[str, typer.Option(help="Dialogue.")],
+    split: Annotated[str, typer.Option(help="Split of the corpus.")] = "train",
+    model: Annotated[
+        str | None, typer.Option(help="verl: old policy whose sidecars are written.")
+    ] = None,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(help="verl: keep cuts of this strategy; may be repeated. Default: all."),
+    ] = None,
+    raw: Annotated[bool, typer.Option(help="verl: keep raw queries.")] = True,
+) -> None:
+    """Write a corpus for another trainer."""
+    from agentbench_prefix.corpora.export import export_chat, export_verl
+    from agentbench_prefix.corpora.find import find_corpus
+
+    if to not in ("verl", "chat"):
+        raise UnknownNameError("layout", to, ["verl", "chat"])
+    if out.is_dir():
+        raise ConfigurationError(f"{out} is a folder; name a file with --out")
+    found = find_corpus(corpus)
+    if to == "chat":
+        rows = export_chat(found, out, split=split, dialogue=dialogue)
+    elif model is None:
+        known = ", ".join(found.manifest.models) or "none"
+        raise ConfigurationError(f"--to verl needs --model; this corpus has sidecars of: {known}")
+    else:
+        rows = export_verl(
+            found, out, split=split, dialogue=dialogue, model=model, strategies=strategy, raw=raw
+        )
+    make_console().print(f"{rows:,} rows written to {out}", markup=False, soft_wrap=True)

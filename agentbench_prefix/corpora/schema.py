@@ -403,7 +403,7 @@ class ModelEntry(Row):
     Attributes:
         sha256: Hash of configuration and weights.
         tokenizer: Fingerprint of tokenizer and chat template.
-        dialogue: Label of the dialogue it scored.
+        dialogue: Name of the dialogue it scored.
         source: What names it: its method, or a Hub id and commit.
     """
 
