@@ -255,22 +255,21 @@ def test_the_files_are_those_of_the_manifest(scored):
 
 
 def test_failures_of_one_split_survive_another_without(tmp_path):
-    """The first split's teacher fails now and then, the last one's never."""
-    recipe = plain(
-        arguments={"max_turns": 9},
-        teacher={"kind": "oracle", "per_task": 3, "attempts": 4, "detours": 0.6},
-        splits={"train": "train", "last": "extra"},
-        tasks=1,
+    corpus = build(
+        plain(
+            arguments={"max_turns": 5},
+            teacher={"kind": "oracle", "per_task": 2, "attempts": 6, "detours": 0.5, "seed": 2},
+            splits={"train": "train", "last": "test"},
+            tasks=1,
+        ),
+        tmp_path / "corpus",
     )
-    env = make("TextCraft-v0", max_turns=9)
-    corpus = build(recipe, tmp_path / "corpus")
-    assert (recipe.tasks, env.tasks("extra")[0]) == (1, corpus.manifest.splits["last"][0])
     failures = {e.split: e.failures for e in corpus.manifest.taught if e.family == "all"}
-    named = {n for n in corpus.manifest.files if n.startswith("failures/")}
-    assert named == {f"failures/{split}.parquet" for split, n in failures.items() if n}
-    for name in corpus.manifest.files:
-        assert (corpus.folder / name).is_file()
-    assert {p.name for p in corpus.folder.rglob("failures/*")} == {Path(n).name for n in named}
+    assert failures == {"train": 2, "last": 0}
+    assert [path.name for path in corpus.folder.glob("failures/*")] == ["train.parquet"]
+    assert len(rows(corpus, "failures", "train")) == 2
+    assert "failures/train.parquet" in corpus.manifest.files
+    assert "failures/last.parquet" not in corpus.manifest.files
 
 
 def test_splits_may_begin_alike(tmp_path):
