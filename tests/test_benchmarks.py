@@ -33,6 +33,20 @@ def test_textcraft_benchmark_names_a_folder_that_is_none(repository, tmp_path):
     assert "give AgentGym's agentenv-textcraft folder" in done.stderr
 
 
+def test_corpora_benchmark_compares_and_memory_stays(repository):
+    done = run(repository, "benchmarks/corpora.py", "--every", "37", "--passes", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for row in ("every turn ", "chosen by the strategies ", "one pass a query: ", "growth: "):
+        assert row in done.stdout
+
+
+def test_corpora_benchmark_fails_where_one_pass_saves_too_little(repository):
+    few = ("--only", "tokens", "--every", "37", "--fewer", "1000")
+    done = run(repository, "benchmarks/corpora.py", *few)
+    assert done.returncode == 1
+    assert "one pass saves less than 1000 times the tokens" in done.stderr
+
+
 @pytest.mark.parametrize("env_id", environment_ids())
 def test_memory_is_flat(env_id):
     env = make(env_id, max_turns=None)

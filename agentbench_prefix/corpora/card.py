@@ -178,7 +178,7 @@ def status_table(manifest: Manifest) -> tuple[Sequence[str], list[Sequence[str]]
         "%",
         "byte-equal",
     )
-    names = ["raw", *manifest.recipe["strategies"], "all"]
+    names = ["raw", *sorted(manifest.recipe["strategies"]), "all"]
     rows: list[Sequence[str]] = []
     for s in sorted(
         manifest.statuses,

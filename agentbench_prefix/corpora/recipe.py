@@ -133,7 +133,7 @@ class CorpusRecipe(_Part):
         tasks: Only the first so many tasks of each split; ``None`` for all.
         teacher: Who plays.
         dialogues: Names of the dialogues that queries are written in.
-        strategies: Cut strategies by name. The first is the main one.
+        strategies: Cut strategies by name.
         models: Models that score.
     """
 

@@ -146,7 +146,7 @@ def print_query(
         )
         for least, style in _SHADES:
             legend.append(f">={least} ", style=style)
-        console.print(legend.append("(struck out: in the span, not in the mask)"))
+        console.print(legend.append("(struck out: mistakes, not in the mask)"))
 
 
 def _coloured(query: QueryRow, sidecar: SidecarRow, serializer: ChatSerializer) -> Text:

@@ -659,17 +659,19 @@ class TransformersPolicy:
         with self.runner.borrowed():
             for batch in _batches(pieces, limit):
                 logits = self.runner.run(batch, None, every=True)[:, : self.vocabulary]
-                if logits.dtype not in (torch.float32, torch.float64):
-                    logits = logits.float()
-                logprobs = (logits / heat).log_softmax(-1)
-                entropies = torch.special.entr(logprobs.exp()).sum(-1)
-                flat = torch.tensor([i for p in batch for i in p.ids], device=logits.device)
-                chosen = logprobs[:-1].gather(-1, flat[1:, None])[:, 0]
                 begin = 0
+                # One at a time: distributions take several times the memory of their logits.
                 for piece in batch:
                     end = begin + len(piece.ids)
-                    scores[piece.row].logprobs[1:] = chosen[begin : end - 1].cpu().numpy()
-                    scores[piece.row].entropies[1:] = entropies[begin : end - 1].cpu().numpy()
+                    own = logits[begin : end - 1]
+                    if own.dtype not in (torch.float32, torch.float64):
+                        own = own.float()
+                    logprobs = (own / heat).log_softmax(-1)
+                    entropies = torch.special.entr(logprobs.exp()).sum(-1)
+                    following = torch.tensor(piece.ids[1:], device=own.device)
+                    chosen = logprobs.gather(-1, following[:, None])[:, 0]
+                    scores[piece.row].logprobs[1:] = chosen.cpu().numpy()
+                    scores[piece.row].entropies[1:] = entropies.cpu().numpy()
                     begin = end
         return scores
 
