@@ -51,7 +51,8 @@ def completion(text: str | None, finish: str = "stop", **message: Any) -> Answer
         "finish_reason": finish,
     }
     usage = {"prompt_tokens": 17, "completion_tokens": 5, "total_tokens": 22}
-    whole = {"id": "c", "object": "chat.completion", "choices": [choice], "usage": usage}
+    whole = {"id": "c", "object": "chat.completion", "created": 0, "model": "toy"}
+    whole |= {"choices": [choice], "usage": usage}
     return Answer(json.dumps(whole).encode())
 
 
