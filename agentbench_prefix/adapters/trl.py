@@ -83,9 +83,12 @@ def make_rollout_func(
         from agentbench_prefix.policies.transformers import TransformersPolicy
 
         episodes, asked = [], []
-        for index, prompt in enumerate(prompts):
+        # The samples of a query may lie on several processes, which count their calls alike.
+        first = trainer.accelerator.process_index * len(prompts)
+        moment = f"{trainer.state.global_step}/{calls}"
+        for index, prompt in enumerate(prompts, start=first):
             query = _find(table, prompt)
-            seed = episode_seed(trainer.args.seed, f"{query.query_id}/{calls}", index)
+            seed = episode_seed(trainer.args.seed, f"{query.query_id}/{moment}", index)
             episodes.append(_start(query, index, seed, max_turns))
             asked.append(query)
         calls += 1

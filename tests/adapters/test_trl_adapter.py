@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -145,11 +146,32 @@ def test_the_adapter_imports_no_trl():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-class _Trainer:
-    """As much of a trainer as is needed before the model is."""
+_Trainer = SimpleNamespace(  # as much of a trainer as is needed before the model is
+    args=SimpleNamespace(seed=0),
+    state=SimpleNamespace(global_step=0),
+    accelerator=SimpleNamespace(process_index=0),
+)
 
-    class args:  # noqa: N801
-        seed = 0
+
+def test_processes_and_steps_draw_different_episodes(trained, queries):
+    _, frozen, tokenizer, _ = trained
+    prompts = [[m.model_dump() for m in queries[0].messages]] * 2
+
+    def drawn(process, step):
+        trainer = SimpleNamespace(
+            args=SimpleNamespace(seed=0),
+            state=SimpleNamespace(global_step=step),
+            accelerator=SimpleNamespace(process_index=process, unwrap_model=lambda model: model),
+            model=frozen,
+            processing_class=tokenizer,
+            temperature=2.0,
+            top_p=1.0,
+        )
+        found = make_rollout_func(queries, max_tokens=16, max_turns=MAX_TURNS)(prompts, trainer)
+        return [tuple(ids) for ids in found["completion_ids"]]
+
+    assert drawn(0, 0) == drawn(0, 0)
+    assert len({*drawn(0, 0), *drawn(1, 0), *drawn(0, 1)}) == 6
 
 
 def test_prompts_of_no_query_are_refused_by_name(queries):
