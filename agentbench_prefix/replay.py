@@ -6,8 +6,9 @@ with what was recorded, on the structured fields that both observations have
 probe, the action that followed it, leads to an observation that does not disagree (Prefix-GRPO
 section 6.2).
 
-All cuts of a trajectory are checked in one pass: a snapshot is taken at each, and the probe is
-played from the restored snapshot, so that restoring is proved with it.
+All cuts of a trajectory are checked in one pass, in which each cut's probe is the next cut's last
+action. On request a snapshot is taken at each cut and its probe played from there once the pass is
+over, which proves that the snapshot restores.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from agentbench_prefix.env import JSON, Snapshot, TextEnv
 from agentbench_prefix.errors import AgentBenchError
@@ -53,8 +54,7 @@ class Recording:
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class CutCheck:
+class CutCheck(NamedTuple):
     """What replaying one cut showed.
 
     Attributes:
@@ -84,7 +84,8 @@ def compare(env: TextEnv, replayed: str, recorded: str) -> tuple[Status, str]:
     Returns:
         The status, and the fields that differ.
     """
-    mine, theirs = env.fields(replayed), env.fields(recorded)
+    theirs = env.fields(recorded)
+    mine = theirs if replayed == recorded else env.fields(replayed)
     shared = sorted(mine.keys() & theirs.keys())
     if not shared:
         return "unverifiable", "no shared field"
@@ -94,13 +95,17 @@ def compare(env: TextEnv, replayed: str, recorded: str) -> tuple[Status, str]:
     return "validated", ""
 
 
-def check_cuts(env: TextEnv, recording: Recording, cuts: Sequence[int]) -> list[CutCheck]:
+def check_cuts(
+    env: TextEnv, recording: Recording, cuts: Sequence[int], *, restore: bool = False
+) -> list[CutCheck]:
     """Replay a trajectory once and check its cuts.
 
     Args:
         env: An unwrapped environment of the recording's; it is reset.
         recording: The trajectory.
         cuts: Turns before each cut: 0 (the raw task) to the number of actions less one.
+        restore: Prove snapshots, too: take one at each cut, restore it after the replay, and play
+            the probe from there. Otherwise a cut's probe is the replay's own next turn.
 
     Returns:
         One check per cut, in the order given.
@@ -114,17 +119,20 @@ def check_cuts(env: TextEnv, recording: Recording, cuts: Sequence[int]) -> list[
     wanted = frozenset(cuts)
     snapshots: dict[int, Snapshot] = {}
     seen: list[str] = []
+    ended: int | None = None
     try:
         observation, _ = env.reset(
             seed=recording.seed, options={**recording.options, "task_id": recording.task_id}
         )
         seen.append(observation)
-        for turn in range(last + 1):
-            if turn in wanted:
+        for turn in range(last + 1 if cuts else 0):
+            if restore and turn in wanted:
                 snapshots[turn] = env.snapshot()
-            if env.ended or turn == last:
+            if env.ended:
+                ended = turn
                 break
-            seen.append(_play(env, recording, turn))
+            if turn < last or not restore:
+                seen.append(_play(env, recording, turn))
         detail = f"the episode ended after {len(seen) - 1} turns"
     except _FAILURES as error:
         detail = f"{type(error).__name__}: {error}"
@@ -137,18 +145,25 @@ def check_cuts(env: TextEnv, recording: Recording, cuts: Sequence[int]) -> list[
 
     def check(turns: int) -> CutCheck:
         # What failed on the way concerns the cuts behind it alone.
-        if turns not in snapshots:
+        if turns >= len(seen):
             return _failed(turns, detail)
         status, difference = compared(turns, seen[turns])
-        if snapshots[turns].ended:
+        if turns == ended:
             return CutCheck(
                 turns, status, equal[turns], "error", False, ended=True, detail="episode ended"
             )
-        try:
-            env.restore(snapshots[turns])
-            after = _play(env, recording, turns)
-        except _FAILURES as error:
-            return _failed(turns, f"{type(error).__name__}: {error}")
+        if not restore:
+            if turns + 1 >= len(seen):
+                return _failed(turns, detail)
+            after = seen[turns + 1]
+        elif turns not in snapshots:
+            return _failed(turns, detail)
+        else:
+            try:
+                env.restore(snapshots[turns])
+                after = _play(env, recording, turns)
+            except _FAILURES as error:
+                return _failed(turns, f"{type(error).__name__}: {error}")
         probe, behind = compared(turns + 1, after)
         if probe == "mismatch" and status != "mismatch":
             status, difference = "mismatch", f"after the probe: {behind}"

@@ -256,8 +256,11 @@ def test_turns_without_an_action_are_answered_as_they_were():
         "unverifiable",
     ]
     assert all(check.bytes_equal and check.probe_bytes_equal for check in checks)
+    assert (env.resets, env.steps, env.skips) == (1, 3, 2)
+    proving = Pantry()
+    assert check_cuts(proving, spoken, EVERY, restore=True) == checks
     # Four turns on the way and one probe each.
-    assert (env.resets, env.steps, env.skips) == (1, 2 + 3, 2 + 2)
+    assert (proving.resets, proving.steps, proving.skips) == (1, 2 + 3, 2 + 2)
 
 
 @pytest.mark.parametrize("cuts", [[0, 1, 2, 3, 4], [4], [1, 3], [3, 1], [0], []])
@@ -265,8 +268,10 @@ def test_one_reset_and_one_pass(cuts):
     env = Pantry()
     checks = check_cuts(env, record(), cuts)
     assert [check.turns for check in checks] == cuts
-    assert env.resets == 1
-    assert env.steps == max(cuts, default=0) + len(cuts)
+    assert (env.resets, env.steps) == (1, max(cuts, default=-1) + 1)
+    proving = Pantry()
+    assert check_cuts(proving, record(), cuts, restore=True) == checks
+    assert (proving.resets, proving.steps) == (1, max(cuts, default=0) + len(cuts))
 
 
 @pytest.mark.parametrize("cut", [5, -1])
@@ -349,6 +354,7 @@ def test_one_pass_equals_checking_every_cut_alone(seed, length, shortened):
     replaying = TEXTCRAFT[4 if shortened else 30]
     together = check_cuts(replaying, recording, cuts)
     assert together == [check_cuts(replaying, recording, [k])[0] for k in cuts]
+    assert together == check_cuts(replaying, recording, cuts, restore=True)
     for check in together:
         expected = plainly(replaying, recording, check.turns)
         if len(expected) == 3:

@@ -917,7 +917,7 @@ class _Cuts:
             observations=row.observations(),
         )
         present = {asked.query.prefix_turns: asked for asked in self.group}
-        for check in check_cuts(self.rows.env, recording, sorted(self.chosen_by)):
+        for check in check_cuts(self.rows.env, recording, sorted(self.chosen_by), restore=True):
             report.checked["cuts replayed"] += 1
             kept = check.status == "validated" and not check.ended
             asked = present.get(check.turns)
