@@ -86,7 +86,7 @@ def render(manifest: Manifest) -> str:
                 f"- Not taught in `{split}`, since nobody can solve them within the turn limit: "
                 f"{', '.join(tasks)}."
             )
-    lines += [f"- Code: `{manifest.code_version}`.", "", "## The teacher's play", ""]
+    lines += ["", "## The teacher's play", ""]
     lines += table(*teaching_table(manifest))
     lines += [
         "",
@@ -113,9 +113,9 @@ def render(manifest: Manifest) -> str:
         "agentbench-prefix corpus build corpus.yaml --out FOLDER",
         "```",
         "",
-        "The files are the same byte for byte with the versions of `constraints.txt`, one thread "
-        "and the same processor family; elsewhere log-probabilities may differ in their last "
-        "digits. `agentbench-prefix corpus validate FOLDER --all` re-derives every row.",
+        "The files are the same byte for byte, but for `created` and `code_version` in "
+        "`manifest.json`, with the same libraries on a processor of the same family; elsewhere "
+        "log-probabilities may differ in their last digits. `agentbench-prefix corpus validate FOLDER --all` re-derives every row.",
         "",
         f"## Licence\n\n{manifest.licence}.",
     ]

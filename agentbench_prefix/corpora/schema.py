@@ -484,7 +484,8 @@ class Manifest(Row):
         models: Models by ``<dialogue>/<model>``.
         files: Every other file of the folder by its path.
         code_version: What built it.
-        created: When, ISO 8601; the only entry that differs when it is built again.
+        created: When, ISO 8601. This and ``code_version`` are all that differs when it is built
+            again.
     """
 
     format: Literal[1]
