@@ -115,7 +115,8 @@ def render(manifest: Manifest) -> str:
         "",
         "The files are the same byte for byte, but for `created` and `code_version` in "
         "`manifest.json`, with the same libraries on a processor of the same family; elsewhere "
-        "log-probabilities may differ in their last digits. `agentbench-prefix corpus validate FOLDER --all` re-derives every row.",
+        "log-probabilities may differ in their last digits. `agentbench-prefix corpus validate "
+        "FOLDER --all` re-derives every row.",
         "",
         f"## Licence\n\n{manifest.licence}.",
     ]
