@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from agentbench_prefix.errors import ConfigurationError
+
 
 def canonical_json(value: Any) -> str:
     """One line of JSON with sorted keys: equal values give equal text."""
@@ -69,3 +71,25 @@ def read_whole_lines(path: Path) -> list[str]:
         return []
     text = path.read_bytes().decode("utf-8", "surrogatepass")
     return text.split("\n")[:-1]
+
+
+def read_mapping(path: Path, what: str, **overrides: Any) -> dict[str, Any]:
+    """Read a YAML file of named fields.
+
+    Args:
+        path: The file.
+        what: What errors call it.
+        **overrides: Fields to replace; ``None`` leaves a field as it is.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is no mapping.
+    """
+    import yaml
+
+    try:
+        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"cannot read the {what} {path}: {error}") from error
+    if not isinstance(fields, dict):
+        raise ConfigurationError(f"the {what} {path} must be a mapping, got {fields!r:.40}")
+    return {**fields, **{k: v for k, v in overrides.items() if v is not None}}

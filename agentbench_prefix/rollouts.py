@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from agentbench_prefix.dialogue import Dialogue, Message
+from agentbench_prefix.dialogue import Dialogue, Message, ParsedReply
 from agentbench_prefix.env import JSON, TextEnv
 from agentbench_prefix.errors import ContextLimitError, PolicyError
 from agentbench_prefix.evaluation.records import EpisodeRecord, TurnRecord
@@ -50,6 +51,21 @@ def start(
     seed = episode_seed(seed, task_id, sample)
     observation, _ = env.reset(seed=seed, options={**(options or {}), "task_id": task_id})
     return Episode(task_id, sample, seed, env, dialogue, dialogue.opening(observation))
+
+
+def take_turn(
+    env: TextEnv, dialogue: Dialogue, reply: str
+) -> tuple[ParsedReply, tuple[str, float, bool, bool, dict[str, Any]]]:
+    """Play what a reply says; without an action the dialogue answers and the turn is spent.
+
+    Returns:
+        What the reply means, and what the environment returned.
+    """
+    parsed = dialogue.parse(reply)
+    if parsed.action is None:
+        assert parsed.problem is not None
+        return parsed, env.skip_turn(dialogue.answer(parsed.problem))
+    return parsed, env.step(parsed.action)
 
 
 def play(
@@ -118,14 +134,8 @@ class _Take:
         # A session may have taken turns back (a person's undo): the conversation says which stand.
         del self.turns[(len(messages) - len(self.opening)) // 2 :]
 
-        dialogue = self.episode.dialogue
-        parsed = dialogue.parse(reply.text)
-        if parsed.action is None:
-            assert parsed.problem is not None
-            answer = dialogue.answer(parsed.problem)
-            observation, reward, terminated, truncated, info = env.skip_turn(answer)
-        else:
-            observation, reward, terminated, truncated, info = env.step(parsed.action)
+        parsed, step = take_turn(env, self.episode.dialogue, reply.text)
+        observation, reward, terminated, truncated, info = step
         messages += [Message("assistant", reply.text), Message("user", observation)]
         self.turns.append(
             TurnRecord(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from agentbench_prefix.corpora.schema import QueryRow, to_messages
+from agentbench_prefix.corpora.starting import start_recorded
 from agentbench_prefix.dialogue import Message
 from agentbench_prefix.errors import (
     ConfigurationError,
@@ -20,9 +21,7 @@ from agentbench_prefix.errors import (
     UnknownNameError,
 )
 from agentbench_prefix.evaluation.records import EpisodeRecord
-from agentbench_prefix.evaluation.runner import find_dialogue
 from agentbench_prefix.policies.base import Episode
-from agentbench_prefix.registry import make
 from agentbench_prefix.rollouts import episode_seed, play
 from agentbench_prefix.serialization import ChatSerializer
 
@@ -178,17 +177,13 @@ def _start(query: QueryRow, index: int, seed: int, max_turns: int | None) -> Epi
     arguments = json.loads(query.arguments)
     if max_turns is not None:
         arguments["max_turns"] = max_turns
-    env = make(query.env_id, **arguments)
-    dialogue = find_dialogue(env, query.dialogue.partition("@")[0])
-    if dialogue.label != query.dialogue:
-        raise ConfigurationError(
-            f"query {query.query_id!r} was written in {query.dialogue}, this version has "
-            f"{dialogue.label}: use a corpus of this version"
-        )
-    observation, _ = env.reset(seed=query.seed, options=query.reset_options())
-    if query.prefix_turns and observation != query.observation:
-        raise ConfigurationError(
-            f"query {query.query_id!r} replays to {observation!r:.80}, not to its observation: run "
-            "`agentbench-prefix corpus validate`"
-        )
+    env, dialogue = start_recorded(
+        query.env_id,
+        arguments,
+        query.dialogue,
+        name=query.query_id,
+        options=query.reset_options(),
+        seed=query.seed,
+        observation=query.observation,
+    )
     return Episode(query.task_id, index, seed, env, dialogue, to_messages(query.messages))

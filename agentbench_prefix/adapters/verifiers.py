@@ -14,11 +14,13 @@ from typing import Any
 from pydantic import Field
 
 from agentbench_prefix.corpora.schema import QueryRow, to_messages
+from agentbench_prefix.corpora.starting import start_recorded
 from agentbench_prefix.dialogue import Dialogue, Message
 from agentbench_prefix.env import TextEnv
 from agentbench_prefix.errors import ConfigurationError, MissingExtraError, UnknownNameError
 from agentbench_prefix.evaluation.runner import find_dialogue
 from agentbench_prefix.registry import make
+from agentbench_prefix.rollouts import take_turn
 
 try:
     import verifiers.v1 as vf
@@ -194,14 +196,9 @@ class TextGameEnv(vf.Env[TextGameEnvConfig]):  # type: ignore[misc]
         async with agents.agent.interaction(task) as chat:
             segment = await chat.turn()
             while not segment.terminated:
-                parsed = dialogue.parse(segment.messages[-1].content or "")
-                if parsed.action is None:
-                    assert parsed.problem is not None
-                    malformed += 1
-                    step = env.skip_turn(dialogue.answer(parsed.problem))
-                else:
-                    step = env.step(parsed.action)
+                parsed, step = take_turn(env, dialogue, segment.messages[-1].content or "")
                 observation, paid, terminated, truncated, info = step
+                malformed += parsed.action is None
                 reward, turns, success = reward + paid, turns + 1, info["success"]
                 if terminated or truncated:
                     break
@@ -213,20 +210,15 @@ class TextGameEnv(vf.Env[TextGameEnvConfig]):  # type: ignore[misc]
 
 
 def _start(data: StartData) -> tuple[TextEnv, Dialogue]:
-    env = make(data.env_id, **data.arguments)
-    dialogue = find_dialogue(env, data.dialogue.partition("@")[0])
-    if dialogue.label != data.dialogue:
-        raise ConfigurationError(
-            f"{data.id!r} was written in {data.dialogue}, this version has {dialogue.label}: use "
-            "a corpus of this version"
-        )
-    observation, _ = env.reset(seed=data.seed, options=data.options)
-    if observation != data.observation and (data.options.get("prefix_actions") or [""])[-1]:
-        raise ConfigurationError(
-            f"{data.id!r} starts with {observation!r:.80}, expected {data.observation!r:.80}: run "
-            "`agentbench-prefix corpus validate`"
-        )
-    return env, dialogue
+    return start_recorded(
+        data.env_id,
+        data.arguments,
+        data.dialogue,
+        name=str(data.id),
+        options=data.options,
+        seed=data.seed,
+        observation=data.observation,
+    )
 
 
 class ChatHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]

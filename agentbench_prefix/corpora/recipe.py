@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from agentbench_prefix.corpora.cuts import Strategy
 from agentbench_prefix.errors import ConfigurationError
-from agentbench_prefix.files import canonical_json, sha256_text
+from agentbench_prefix.files import canonical_json, read_mapping, sha256_text
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _Name = Annotated[str, Field(pattern=_NAME)]
@@ -195,17 +195,7 @@ def load_corpus_recipe(path: Path, **overrides: Any) -> CorpusRecipe:
     Raises:
         ConfigurationError: The file is missing or a field is wrong; the message names the field.
     """
-    import yaml
-
-    try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"cannot read the corpus recipe {path}: {error}") from error
-    if not isinstance(fields, dict):
-        raise ConfigurationError(f"the corpus recipe {path} must be a mapping, got {fields!r:.40}")
-    return make_recipe(
-        {**fields, **{k: v for k, v in overrides.items() if v is not None}}, str(path)
-    )
+    return make_recipe(read_mapping(path, "corpus recipe", **overrides), str(path))
 
 
 def make_recipe(fields: dict[str, Any], where: str = "") -> CorpusRecipe:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agentbench_prefix.errors import ConfigurationError
+from agentbench_prefix.files import read_mapping
 
 
 class _Strict(BaseModel):
@@ -118,15 +119,7 @@ def load_recipe(path: Path, **overrides: Any) -> SFTRecipe:
     Raises:
         ConfigurationError: The file is missing or a field is wrong; the message names the field.
     """
-    import yaml
-
     try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"cannot read the recipe {path}: {error}") from error
-    try:
-        return SFTRecipe.model_validate(
-            {**fields, **{k: v for k, v in overrides.items() if v is not None}}
-        )
-    except (ValidationError, TypeError) as error:
+        return SFTRecipe.model_validate(read_mapping(path, "recipe", **overrides))
+    except ValidationError as error:
         raise ConfigurationError(f"the recipe {path} is not valid: {error}") from error

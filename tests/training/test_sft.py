@@ -262,7 +262,7 @@ def test_contamination_counts_what_was_trained_on(env):
         ("steps: 3", "env_id"),
         ("env_id: X\nsteps: 3\nstages: [{until: 1}]\nspeed: 9", "speed"),
         ("env_id: X\nsteps: -3\nstages: [{until: 1}]", "steps"),
-        ("[1, 2]", "valid"),
+        ("[1, 2]", "mapping"),
         ("a: [", "cannot read"),
     ],
 )
