@@ -23,6 +23,9 @@ def train_command(
     method: Annotated[str, typer.Option(help="Registered method, e.g. sft.")],
     env: Annotated[str, typer.Option(help="Environment id.")],
     tier: Annotated[str, typer.Option(help="Size of the run: cpu.")] = "cpu",
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML file to use instead of the method's own recipe.")
+    ] = None,
     init: Annotated[
         str | None,
         typer.Option(help="Start from this method's checkpoint, or this checkpoint folder."),
@@ -70,7 +73,13 @@ def train_command(
             bar.update(task, completed=step + 1, total=total, loss=loss)
 
         checkpoint = trained.train(
-            env, out=folder, init=init, seed=seed, steps=steps, progress=report
+            env,
+            out=folder,
+            recipe_file=recipe,
+            init=init,
+            seed=seed,
+            steps=steps,
+            progress=report,
         )
     stdout = make_console()
     if evaluate:

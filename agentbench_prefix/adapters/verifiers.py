@@ -131,8 +131,7 @@ class PrefixTaskset(vf.Taskset[StartTask, PrefixTasksetConfig]):  # type: ignore
 
         config = self.config
         corpus = find_corpus(config.corpus)
-        if config.split not in corpus.splits:
-            raise UnknownNameError("split", config.split, corpus.splits)
+        corpus.check_split(config.split)
         known = corpus.manifest.recipe["strategies"]
         for name in config.strategies:
             if name not in known:

@@ -6,6 +6,7 @@ What they do is imported when they run, so that the command line starts without 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,7 +104,7 @@ def teach_command(
         raise UnknownNameError("teacher", teacher, ["oracle", "openai"])
     recipe = make_recipe(
         {
-            "name": out.name,
+            "name": re.sub(r"[^A-Za-z0-9._-]+", "-", out.name).strip("-._") or "trajectories",
             "licence": licence or "Apache-2.0",
             "env_id": env,
             "splits": {split: split},
@@ -188,8 +189,7 @@ def show_command(
     )
 
     found = find_corpus(corpus)
-    if split not in found.splits:
-        raise UnknownNameError("split", split, found.splits)
+    found.check_split(split)
     row = find_query(found, split, query, model)
     scored = find_sidecar(found, split, row, model)
     if scored is None:

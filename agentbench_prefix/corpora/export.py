@@ -29,8 +29,7 @@ def with_sidecars(
         UnknownNameError: There is no such split, or no such sidecars.
         CorpusError: The two files are not in the same order.
     """
-    if split not in corpus.splits:
-        raise UnknownNameError("split", split, corpus.splits)
+    corpus.check_split(split)
     label = f"{dialogue}/{model}"
     if label not in corpus.manifest.models:
         raise UnknownNameError("sidecars <dialogue>/<model>", label, corpus.manifest.models)
@@ -191,8 +190,7 @@ def export_chat(corpus: Corpus, out: Path, *, split: str, dialogue: str) -> int:
     Raises:
         UnknownNameError: There is no such split or dialogue.
     """
-    if split not in corpus.splits:
-        raise UnknownNameError("split", split, corpus.splits)
+    corpus.check_split(split)
     lines = 0
     with open_text_atomic(out) as file:
         for row in corpus.trajectories(split):

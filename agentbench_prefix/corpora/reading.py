@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from agentbench_prefix.corpora.schema import Manifest, QueryRow, SidecarRow, TrajectoryRow
 from agentbench_prefix.corpora.storage import read_rows
-from agentbench_prefix.errors import CorpusError
+from agentbench_prefix.errors import CorpusError, UnknownNameError
 
 MANIFEST = "manifest.json"
 CARD = "README.md"
@@ -60,6 +60,15 @@ class Corpus:
     def splits(self) -> list[str]:
         """Names of its splits."""
         return list(self.manifest.splits)
+
+    def check_split(self, split: str) -> None:
+        """Check that there is such a split.
+
+        Raises:
+            UnknownNameError: There is not.
+        """
+        if split not in self.splits:
+            raise UnknownNameError(f"split of {self.manifest.name}", split, self.splits)
 
     def trajectories(self, split: str) -> Iterator[TrajectoryRow]:
         """Rows of ``trajectories/<split>.parquet``."""

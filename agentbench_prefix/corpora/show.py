@@ -36,6 +36,9 @@ def find_query(corpus: Corpus, split: str, query: str | None, model: str | None)
     Raises:
         UnknownNameError: There is none; some ids are named.
     """
+    models = sorted({label.partition("/")[2] for label in corpus.manifest.models})
+    if model is not None and model not in models:
+        raise UnknownNameError("model", model, models)
     known: list[str] = []
     for row in corpus.queries(split):
         if query is None and row.prefix_turns and (model is None or _label(corpus, row, model)):
@@ -44,7 +47,8 @@ def find_query(corpus: Corpus, split: str, query: str | None, model: str | None)
             return row
         if len(known) < 5:
             known.append(row.query_id)
-    raise UnknownNameError("query", query, known, f"Split {split!r}; these are its first ids.")
+    asked = "with a prefix" if query is None else query
+    raise UnknownNameError("query", asked, known, f"Split {split!r}; these are its first ids.")
 
 
 def _label(corpus: Corpus, query: QueryRow, model: str | None) -> str | None:
@@ -195,6 +199,14 @@ def print_stats(console: Console, corpus: Corpus) -> None:
         for group, members in groups.items():
             named = ", ".join(f"{k} {v}" for k, v in zip(header, group, strict=False))
             console.print(_table(f"{title}, {named}", header[grouped:], members))
+    for split, tasks in manifest.splits.items():
+        taught = sum(t.tasks for t in manifest.taught if (t.split, t.family) == (split, "all"))
+        if taught < len(tasks):
+            console.print(
+                f"{len(tasks) - taught} of {len(tasks)} tasks of {split} were never solved and "
+                "have no trajectory",
+                style="bold",
+            )
     console.print(
         _table(
             "Files",

@@ -108,7 +108,9 @@ def corpora_of(recipe: SFTRecipe) -> dict[str, JSON]:
     found: dict[str, JSON] = {}
     for stage in recipe.stages:
         if stage.corpus is not None:
-            manifest = find_corpus(stage.corpus).manifest
+            corpus = find_corpus(stage.corpus)
+            corpus.check_split(stage.split)
+            manifest = corpus.manifest
             file = f"trajectories/{stage.split}.parquet"
             found[f"{manifest.name} {manifest.version} {file}"] = manifest.files[file].sha256
     return found

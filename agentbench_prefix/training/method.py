@@ -51,12 +51,25 @@ class SupervisedMethod:
         folder = self.folder / "checkpoints" / env_id / self.name
         return folder if (folder / "model.safetensors").is_file() else None
 
-    def recipe(self, env_id: str, **overrides: Any) -> SFTRecipe:
+    def recipe(self, env_id: str, file: Path | None = None, **overrides: Any) -> SFTRecipe:
         """The recipe for an environment, with fields replaced.
+
+        Args:
+            env_id: Environment.
+            file: Recipe to use; ``None`` for the method's own.
+            **overrides: Fields to replace; ``None`` leaves a field as it is.
 
         Raises:
             UnknownNameError: There is no recipe for this environment.
+            ConfigurationError: The file is of another environment, or a field is wrong.
         """
+        if file is not None:
+            recipe = load_recipe(file, **overrides)
+            if recipe.env_id != env_id:
+                raise ConfigurationError(
+                    f"the recipe {file} is for env_id {recipe.env_id!r}, not {env_id!r}"
+                )
+            return recipe
         path = self.folder / "recipes" / env_id / f"{self.name}.yaml"
         if not path.is_file():
             known = sorted(p.parent.name for p in self.folder.glob(f"recipes/*/{self.name}.yaml"))
@@ -68,6 +81,7 @@ class SupervisedMethod:
         env_id: str,
         *,
         out: Path,
+        recipe_file: Path | None = None,
         progress: Callable[[int, int, float], None] | None = None,
         **overrides: Any,
     ) -> Path:
@@ -76,6 +90,7 @@ class SupervisedMethod:
         Args:
             env_id: Environment.
             out: Folder of the run.
+            recipe_file: Recipe to use instead of the method's own.
             progress: Called with ``(step, steps, loss)``.
             **overrides: Recipe fields to replace.
 
@@ -87,7 +102,7 @@ class SupervisedMethod:
         from agentbench_prefix.training.data import corpora_of
         from agentbench_prefix.training.sft import run_sft
 
-        recipe = self.recipe(env_id, **overrides)
+        recipe = self.recipe(env_id, recipe_file, **overrides)
         given = {name: value for name, value in overrides.items() if value is not None}
         env = registry.make(env_id)
         dialogue = find_dialogue(env, recipe.dialogue)
@@ -147,6 +162,7 @@ class SupervisedMethod:
                 code_version=code,
                 command=" ".join(
                     [f"python -m agentbench_prefix.train --method {self.name} --env {env_id}"]
+                    + ([] if recipe_file is None else [f"--recipe {recipe_file}"])
                     + [f"--{name.replace('_', '-')} {value}" for name, value in given.items()]
                 ),
             ),
