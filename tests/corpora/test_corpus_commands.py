@@ -126,12 +126,20 @@ def test_teach_by_an_endpoint(call, monkeypatch):
         (("--env", "Chess-v0", "--out", "o"), ["Chess-v0"]),
         (("--env", "TextCraft-v0", "--out", "o", "--split", "noon"), ["noon", "train"]),
         (("--env", "TextCraft-v0", "--out", "o", "--teacher", "me"), ["me", "oracle, openai"]),
-        (("--env", "TextCraft-v0", "--out", ".hidden"), ["name", ".hidden"]),
     ],
 )
 def test_teach_refuses_what_does_not_exist(call, flags, needles):
     assert_error(call("teach", *flags), *needles)
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("tau ght ü", "tau-ght"), (".1", "1"), ("ü", "trajectories")]
+)
+def test_teach_names_a_corpus_after_its_folder(call, folder, name):
+    status, _, err = call("teach", "--env", "TextCraft-v0", "--tasks", 1, "--out", folder)
+    assert status == 0, err
+    assert Corpus.open(Path(folder)).manifest.name == name
 
 
 # ------------------------------------------------------------------ build
