@@ -38,8 +38,8 @@ from agentbench_prefix.corpora.schema import (
     TeachCount,
     TrajectoryRow,
 )
-from agentbench_prefix.corpora.scoring import Scorer, load_scorer
-from agentbench_prefix.corpora.sidecars import sidecar, trace
+from agentbench_prefix.corpora.scoring import ScoredConversation, Scorer, load_scorer
+from agentbench_prefix.corpora.sidecars import trace
 from agentbench_prefix.corpora.storage import RowWriter, read_rows
 from agentbench_prefix.corpora.teach import Lesson, teach_oracle, teach_policy
 from agentbench_prefix.dialogue import Dialogue
@@ -54,7 +54,6 @@ from agentbench_prefix.files import (
 )
 from agentbench_prefix.registry import make
 from agentbench_prefix.replay import CutCheck, Recording, check_cuts
-from agentbench_prefix.serialization import Layout
 
 PART = 16
 """Tasks of a part."""
@@ -70,11 +69,13 @@ class _Candidate(NamedTuple):
         row: The trajectory.
         dialogue: Name of the dialogue.
         cuts: What chose each cut, by turns before it.
+        scored: The trajectory as each model of the dialogue sees it.
     """
 
     row: TrajectoryRow
     dialogue: str
     cuts: dict[int, list[Cut]]
+    scored: list[tuple[Scorer, ScoredConversation]]
 
 
 def dialogue_hash(dialogue: Dialogue) -> str:
@@ -353,27 +354,15 @@ class _Builder:
                 )
                 for s in self.scorers
             }
-            for candidate, scored in self.candidates(rows):
-                checks = candidate[1]
-                kept = [check for check in checks if _keep(check)]
-                _count(statuses, candidate[0], checks)
-                for check in kept:
-                    query = _query(candidate[0], check)
+            for candidate, checks in self.candidates(rows):
+                _count(statuses, candidate, checks)
+                trainable = [turn.trainable for turn in candidate.row.turns]
+                for check in filter(_keep, checks):
+                    query = _query(candidate, check)
                     queries.write(query)
-                    for scorer, layout, logprobs in scored:
+                    for scorer, scores in candidate.scored:
                         sidecars[scorer.label].write(
-                            sidecar(
-                                query.query_id,
-                                layout,
-                                [turn.trainable for turn in candidate[0].row.turns],
-                                check.turns,
-                                logprobs,
-                                name=scorer.scoring.label,
-                                model=scorer.entry,
-                                backend=scorer.scoring.backend,
-                                dtype=scorer.scoring.dtype,
-                                temperature=scorer.scoring.temperature,
-                            )
+                            scorer.sidecar(query.query_id, scores, trainable, check.turns)
                         )
         taught: Counter[tuple[str, str]] = Counter()
         for lesson in lessons:
@@ -405,37 +394,30 @@ class _Builder:
 
     def candidates(
         self, rows: Sequence[TrajectoryRow]
-    ) -> Iterator[
-        tuple[tuple[_Candidate, list[CutCheck]], list[tuple[Scorer, Layout, np.ndarray[Any, Any]]]]
-    ]:
-        """Cuts of every trajectory in every dialogue, replayed, with what models say of it."""
+    ) -> Iterator[tuple[_Candidate, list[CutCheck]]]:
+        """Cuts of every trajectory in every dialogue, with what replaying each showed."""
         for name in self.recipe.dialogues:
             mine = [scorer for scorer in self.scorers if scorer.scoring.dialogue == name]
             scores = [scorer.score([row.conversation(name) for row in rows]) for scorer in mine]
             found = []
             for index, row in enumerate(rows):
-                traces = []
-                for scorer, one in zip(mine, scores, strict=True):
-                    layout, _, entropies = one[index]
-                    if entropies is not None:
-                        traces.append((scorer, trace(row.trajectory_id, layout, entropies)))
-                found.append(_Candidate(row, name, self.choose(row, traces)))
-            for index, checked in enumerate(self.replay(found)):
-                scored = [
-                    (scorer, one[index].layout, one[index].logprobs)
-                    for scorer, one in zip(mine, scores, strict=True)
-                ]
-                yield (found[index], checked), scored
+                scored = [(s, one[index]) for s, one in zip(mine, scores, strict=True)]
+                found.append(_Candidate(row, name, self.choose(row, scored), scored))
+            yield from zip(found, self.replay(found), strict=True)
 
     def choose(
-        self, row: TrajectoryRow, traces: Sequence[tuple[Scorer, Trace]]
+        self, row: TrajectoryRow, scored: Sequence[tuple[Scorer, ScoredConversation]]
     ) -> dict[int, list[Cut]]:
         """What the strategies choose, by turns before the cut; 0 is the raw query."""
         cuts: dict[int, list[Cut]] = {0: []}
         blind = Trace(row.trajectory_id, row.n_turns, np.empty(0), np.empty(0, dtype=np.int64))
         for name, strategy in self.recipe.strategies.items():
             sights = (
-                [(scorer.scoring.label, seen) for scorer, seen in traces]
+                [
+                    (scorer.scoring.label, trace(row.trajectory_id, one.layout, one.entropies))
+                    for scorer, one in scored
+                    if one.entropies is not None
+                ]
                 if strategy.needs_entropies
                 else [("", blind)]
             )

@@ -11,6 +11,8 @@ from pydantic import ValidationError
 
 from agentbench_prefix.corpora.schema import Manifest, QueryRow, SidecarRow, TrajectoryRow
 from agentbench_prefix.corpora.storage import read_rows
+from agentbench_prefix.dialogue import Dialogue
+from agentbench_prefix.env import TextEnv
 from agentbench_prefix.errors import CorpusError, UnknownNameError
 
 MANIFEST = "manifest.json"
@@ -69,6 +71,31 @@ class Corpus:
         """
         if split not in self.splits:
             raise UnknownNameError(f"split of {self.manifest.name}", split, self.splits)
+
+    def check_environment(self, env: TextEnv, dialogue: Dialogue) -> None:
+        """Check that it was made with this environment's data and this dialogue.
+
+        Raises:
+            CorpusError: It was not.
+        """
+        for field, theirs, mine in (
+            ("env_id", self.manifest.env_id, env.env_id),
+            ("data_hash", self.manifest.data_hash, env.data_hash),
+        ):
+            if theirs != mine:
+                raise CorpusError(
+                    f"{self.manifest.name} has {theirs!r}, the environment at hand has {mine!r}: "
+                    "use a corpus of this version",
+                    file=MANIFEST,
+                    field=field,
+                )
+        if dialogue.label not in self.manifest.dialogues:
+            raise CorpusError(
+                f"{self.manifest.name} has {', '.join(self.manifest.dialogues)}, not "
+                f"{dialogue.label}: use a corpus of this version",
+                file=MANIFEST,
+                field="dialogues",
+            )
 
     def trajectories(self, split: str) -> Iterator[TrajectoryRow]:
         """Rows of ``trajectories/<split>.parquet``."""

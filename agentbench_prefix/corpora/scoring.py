@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from agentbench_prefix import registry
 from agentbench_prefix.corpora.recipe import Scoring
-from agentbench_prefix.corpora.schema import Conversation, ModelEntry, to_messages
+from agentbench_prefix.corpora.schema import Conversation, ModelEntry, SidecarRow, to_messages
+from agentbench_prefix.corpora.sidecars import sidecar
 from agentbench_prefix.errors import CheckpointError, ConfigurationError
 from agentbench_prefix.policies.tokens import check_checkpoint, find_checkpoint
 from agentbench_prefix.serialization import Layout
@@ -69,6 +70,30 @@ class Scorer:
             for layout, scores in zip(batch, self._forward(batch), strict=True):
                 found.append(ScoredConversation(layout, *scores))
         return found
+
+    def sidecar(
+        self, query_id: str, scored: ScoredConversation, trainable: Sequence[bool], turns: int
+    ) -> SidecarRow:
+        """The sidecar of one cut of a conversation that this model scored.
+
+        Args:
+            query_id: The query.
+            scored: The whole conversation.
+            trainable: One flag per turn.
+            turns: Turns before the cut.
+        """
+        return sidecar(
+            query_id,
+            scored.layout,
+            trainable,
+            turns,
+            scored.logprobs,
+            name=self.scoring.label,
+            model=self.entry,
+            backend=self.scoring.backend,
+            dtype=self.scoring.dtype,
+            temperature=self.scoring.temperature,
+        )
 
     def _forward(
         self, layouts: Sequence[Layout]

@@ -101,8 +101,13 @@ def recorded(corpus: str, split: str) -> tuple[TrajectoryRow, ...]:
     return tuple(find_corpus(corpus).trajectories(split))
 
 
-def corpora_of(recipe: SFTRecipe) -> dict[str, JSON]:
-    """What identifies the recorded trajectories a recipe learns from, by corpus."""
+def corpora_of(recipe: SFTRecipe, env: TextEnv) -> dict[str, JSON]:
+    """What identifies the recorded trajectories a recipe learns from, by corpus.
+
+    Raises:
+        CorpusError: A corpus is missing, or not of this environment or this version of it.
+        UnknownNameError: It has no such split.
+    """
     from agentbench_prefix.corpora.find import find_corpus
 
     found: dict[str, JSON] = {}
@@ -110,6 +115,7 @@ def corpora_of(recipe: SFTRecipe) -> dict[str, JSON]:
         if stage.corpus is not None:
             corpus = find_corpus(stage.corpus)
             corpus.check_split(stage.split)
+            corpus.check_environment(env, find_dialogue(env, recipe.dialogue))
             manifest = corpus.manifest
             file = f"trajectories/{stage.split}.parquet"
             found[f"{manifest.name} {manifest.version} {file}"] = manifest.files[file].sha256

@@ -109,7 +109,7 @@ class SupervisedMethod:
         torch.manual_seed(recipe.seed)
         model, tokenizer, origin = _start(recipe, env)
         serializer = ChatSerializer(tokenizer)
-        corpora = corpora_of(recipe)
+        corpora = corpora_of(recipe, env)
         identity = {
             "recipe": recipe.model_dump(mode="json"),
             "init": origin,

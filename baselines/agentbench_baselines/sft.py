@@ -9,7 +9,8 @@ deliberate mistake of the teacher is context only. The serialization is the one 
 Computed by :func:`agentbench_prefix.training.sft.sft_loss`.
 
 Source: the SFT baseline of Prefix-GRPO (section 4.1), which is also its old policy for prefixes.
-Chosen by us: the optimizer and schedule of the CPU tier, and the mix of the train tasks.
+Chosen by us: the optimizer and schedule of the CPU tier, and that the trajectories are also seen in
+variations of their tasks (``vary``), without which a model this small learns names by heart.
 """
 
 from __future__ import annotations

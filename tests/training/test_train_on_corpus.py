@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 from typer.testing import CliRunner
 
@@ -73,3 +76,18 @@ def test_a_split_that_the_corpus_lacks_is_named(tmp_path, taught):
     error = train(tmp_path, recipe).exception
     assert isinstance(error, AgentBenchError)
     assert "'test'" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("data_hash", "0" * 64), ("env_id", "TextCraft-v9"), ("dialogues", {"compact@0": "0" * 64})],
+)
+def test_a_corpus_of_another_version_is_refused(tmp_path, taught, field, value):
+    other = tmp_path / "other"
+    shutil.copytree(taught, other)
+    path = other / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), field: value}), encoding="utf-8")
+    error = train(tmp_path, RECIPE.format(corpus=other, more="")).exception
+    assert isinstance(error, AgentBenchError)
+    assert str(error).startswith(f"manifest.json, field {field}: ")
+    assert "use a corpus of this version" in str(error)
