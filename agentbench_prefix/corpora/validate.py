@@ -3,7 +3,7 @@
 Of every row: ids, order, hashes, conversations, canonical prompts, spans, masks, counts, prompt
 hashes, and the cuts of strategies that need no model. Of a sample of trajectories, or of all:
 their replay and that of their cuts, the cuts that a model's entropies ranked, and the old
-log-probabilities, computed anew in the plainest way, one prompt at a time.
+log-probabilities, computed anew in the plainest way: one prompt at a time, in double precision.
 
 What a teacher chose cannot be derived, so its actions and ``trainable`` flags are taken as they are
 in the trajectories. Rows are read in streams; only ids are held.
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 LIMIT = 20
 """Faults after which a check stops."""
 TOLERANCE = 1e-4
-"""Largest difference in nats between a stored number and one computed anew, in float32."""
+"""Largest difference in nats between a number stored in single precision and one computed anew, in
+double precision."""
 
 Progress = Callable[[int, int], None]
 """Called with the trajectories that are done and all trajectories."""
