@@ -143,7 +143,7 @@ def build_command(
     from agentbench_prefix.corpora.show import print_stats
 
     path = Path(recipe)
-    if not path.is_file():
+    if not path.is_file() and path.suffix not in (".yaml", ".yml"):
         path = find_corpus(recipe).folder / RECIPE
     with _bar(progress) as report:
         corpus = build(

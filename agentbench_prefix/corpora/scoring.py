@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from agentbench_prefix import registry
 from agentbench_prefix.corpora.recipe import Scoring
 from agentbench_prefix.corpora.schema import Conversation, ModelEntry, SidecarRow, to_messages
 from agentbench_prefix.corpora.sidecars import sidecar
-from agentbench_prefix.errors import CheckpointError, ConfigurationError
+from agentbench_prefix.errors import CheckpointError, ConfigurationError, UnknownNameError
 from agentbench_prefix.policies.tokens import check_checkpoint, find_checkpoint
 from agentbench_prefix.serialization import Layout
 
@@ -112,6 +113,7 @@ def load_scorer(scoring: Scoring, env_id: str) -> Scorer:
         env_id: Environment, for a method's shipped checkpoint.
 
     Raises:
+        UnknownNameError: It is neither a method, nor a folder, nor a Hub id.
         CheckpointError: It is not there.
         ConfigurationError: The back end cannot do what is asked.
     """
@@ -125,6 +127,10 @@ def load_scorer(scoring: Scoring, env_id: str) -> Scorer:
                 f"method {scoring.model!r} ships no checkpoint for {env_id}: train one and give "
                 "its folder"
             )
+    elif "/" not in scoring.model and not Path(scoring.model).is_dir():
+        raise UnknownNameError(
+            "model", scoring.model, registry.method_names(), "Or give a folder or a Hub id."
+        )
     found = find_checkpoint(given, scoring.revision)
     if found.source:
         source = {key: str(value) for key, value in found.source.items()}
