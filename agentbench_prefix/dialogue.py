@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
+from agentbench_prefix.files import canonical_json, sha256_text
+
 Role = Literal["system", "user", "assistant"]
 
 
@@ -139,6 +141,11 @@ class Dialogue:
     def label(self) -> str:
         """Name and version, e.g. ``"compact@1"``."""
         return f"{self.name}@{self.version}"
+
+    def fingerprint(self) -> str:
+        """SHA-256 in hexadecimal of its texts."""
+        texts = [self.label, self.system, self.answers, self.max_tokens]
+        return sha256_text(canonical_json(texts))
 
     def opening(self, observation: str) -> list[Message]:
         """Messages before the first reply: the system prompt, if any, and the first observation."""
