@@ -80,7 +80,7 @@ def check_files(corpus: Corpus) -> None:
     """
     for name, entry in corpus.manifest.files.items():
         _check_name(name)
-        _check_file(corpus.folder, name, entry)
+        check_file(corpus.folder, name, entry)
     for path in sorted(corpus.folder.rglob("*.parquet")):
         name = path.relative_to(corpus.folder).as_posix()
         if name not in corpus.manifest.files and not name.startswith("."):
@@ -106,7 +106,17 @@ def _check_name(name: str) -> None:
         )
 
 
-def _check_file(folder: Path, name: str, entry: FileEntry) -> None:
+def check_file(folder: Path, name: str, entry: FileEntry) -> None:
+    """Compare one file with its entry in the manifest.
+
+    Args:
+        folder: Folder of the corpus.
+        name: Path of the file in it.
+        entry: What the manifest says of it.
+
+    Raises:
+        CorpusError: It is missing, or its size or hash differs; it is named.
+    """
     path = folder / name
     if not path.is_file():
         raise CorpusError(
@@ -455,7 +465,7 @@ def _fetch(
     for name, entry in corpus.manifest.files.items():
         _download(api, repo_id, commit, name, files)
         try:
-            _check_file(files, name, entry)
+            check_file(files, name, entry)
         except CorpusError as error:
             (files / name).unlink()  # so that the next call gets it anew
             raise CorpusError(

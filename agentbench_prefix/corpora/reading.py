@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from agentbench_prefix.corpora.storage import read_rows
 from agentbench_prefix.dialogue import Dialogue
 from agentbench_prefix.env import TextEnv
 from agentbench_prefix.errors import CorpusError, UnknownNameError
+from agentbench_prefix.files import canonical_json
 
 MANIFEST = "manifest.json"
 CARD = "README.md"
@@ -73,28 +75,50 @@ class Corpus:
             raise UnknownNameError(f"split of {self.manifest.name}", split, self.splits)
 
     def check_environment(self, env: TextEnv, dialogue: Dialogue) -> None:
-        """Check that it was made with this environment's data and this dialogue.
+        """Check that it was made with this environment, its data and arguments, and this dialogue.
 
         Raises:
-            CorpusError: It was not.
+            CorpusError: It was not; the field that differs is named, with both values.
         """
+        manifest = self.manifest
         for field, theirs, mine in (
-            ("env_id", self.manifest.env_id, env.env_id),
-            ("data_hash", self.manifest.data_hash, env.data_hash),
+            ("env_id", manifest.env_id, env.env_id),
+            ("data_hash", manifest.data_hash, env.data_hash),
         ):
             if theirs != mine:
                 raise CorpusError(
-                    f"{self.manifest.name} has {theirs!r}, the environment at hand has {mine!r}: "
+                    f"{manifest.name} has {theirs!r}, the environment at hand has {mine!r}: "
                     "use a corpus of this version",
                     file=MANIFEST,
                     field=field,
                 )
-        if dialogue.label not in self.manifest.dialogues:
+        given = json.loads(canonical_json(env.arguments()))
+        for name in sorted(manifest.arguments.keys() | given.keys()):
+            theirs, mine = (_shown(side, name) for side in (manifest.arguments, given))
+            if theirs != mine:
+                raise CorpusError(
+                    f"{manifest.name} was made with {theirs}, the environment at hand has {mine}: "
+                    "use a corpus made with these arguments, or make the environment with those "
+                    "of the corpus",
+                    file=MANIFEST,
+                    field=f"arguments.{name}",
+                )
+        if dialogue.label not in manifest.dialogues:
             raise CorpusError(
-                f"{self.manifest.name} has {', '.join(self.manifest.dialogues)}, not "
-                f"{dialogue.label}: use a corpus of this version",
+                f"{manifest.name} has {', '.join(manifest.dialogues)}, not {dialogue.label}: use "
+                "a corpus of this version",
                 file=MANIFEST,
                 field="dialogues",
+            )
+        texts = manifest.dialogues[dialogue.label]
+        if texts != dialogue.fingerprint():
+            raise CorpusError(
+                f"the texts of {dialogue.label} have the hash {texts} in {manifest.name}, "
+                f"{dialogue.fingerprint()} in the environment at hand: a prompt or an answer was "
+                "changed without a new version; use a corpus of this version, or the code that "
+                "made this one",
+                file=MANIFEST,
+                field=f"dialogues.{dialogue.label}",
             )
 
     def trajectories(self, split: str) -> Iterator[TrajectoryRow]:
@@ -111,3 +135,8 @@ class Corpus:
 
     def _rows(self, kind: str, name: str) -> Iterator[Any]:
         return read_rows(self.folder / name, kind, name)
+
+
+def _shown(arguments: Mapping[str, Any], name: str) -> str:
+    """An argument as JSON, which tells ``true`` from 1."""
+    return json.dumps(arguments[name], sort_keys=True) if name in arguments else "none of that name"

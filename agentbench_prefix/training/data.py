@@ -12,7 +12,7 @@ import torch
 
 from agentbench_prefix.corpora.schema import TrajectoryRow
 from agentbench_prefix.env import JSON, TextEnv
-from agentbench_prefix.errors import ConfigurationError, UnknownNameError
+from agentbench_prefix.errors import ConfigurationError, CorpusError, UnknownNameError
 from agentbench_prefix.evaluation.runner import find_dialogue
 from agentbench_prefix.files import canonical_json
 from agentbench_prefix.serialization import ChatSerializer
@@ -94,30 +94,60 @@ def recorded(corpus: str, split: str) -> tuple[TrajectoryRow, ...]:
     """The trajectories of a corpus, by name or folder.
 
     Raises:
-        CorpusError: There is no such corpus, or it is damaged.
+        CorpusError: There is no such corpus, its file is not the manifest's, or it holds no
+            trajectory.
+        UnknownNameError: It has no such split.
     """
     from agentbench_prefix.corpora.find import find_corpus
+    from agentbench_prefix.corpora.hub import check_file
+    from agentbench_prefix.corpora.reading import MANIFEST
 
-    return tuple(find_corpus(corpus).trajectories(split))
+    found = find_corpus(corpus)
+    found.check_split(split)
+    file = _file_of(split)
+    entry = found.manifest.files.get(file)
+    if entry is None:
+        raise CorpusError(
+            f"does not list {file}, which there is to learn from: build or pull the corpus again",
+            file=MANIFEST,
+            field="files",
+        )
+    check_file(found.folder, file, entry)
+    rows = tuple(found.trajectories(split))
+    if not rows:
+        raise CorpusError(
+            f"{found.manifest.name} has no trajectory of split {split!r}, so there is nothing to "
+            "learn from: teach more tasks of it, or choose another split or corpus",
+            file=file,
+        )
+    return rows
+
+
+def _file_of(split: str) -> str:
+    return f"trajectories/{split}.parquet"
 
 
 def corpora_of(recipe: SFTRecipe, env: TextEnv) -> dict[str, JSON]:
     """What identifies the recorded trajectories a recipe learns from, by corpus.
 
+    Returns:
+        The SHA-256 of each file of trajectories, verified, by corpus, version and file.
+
     Raises:
-        CorpusError: A corpus is missing, or not of this environment or this version of it.
+        CorpusError: A corpus is missing, not of this environment or this version of it, or its
+            file of trajectories differs from its manifest or is empty.
         UnknownNameError: It has no such split.
     """
     from agentbench_prefix.corpora.find import find_corpus
 
+    recorded.cache_clear()  # what a name stands for may have changed since the last run
     found: dict[str, JSON] = {}
     for stage in recipe.stages:
         if stage.corpus is not None:
             corpus = find_corpus(stage.corpus)
-            corpus.check_split(stage.split)
             corpus.check_environment(env, find_dialogue(env, recipe.dialogue))
-            manifest = corpus.manifest
-            file = f"trajectories/{stage.split}.parquet"
+            recorded(stage.corpus, stage.split)
+            manifest, file = corpus.manifest, _file_of(stage.split)
             found[f"{manifest.name} {manifest.version} {file}"] = manifest.files[file].sha256
     return found
 
