@@ -14,7 +14,12 @@ from typing import Any, Protocol, cast
 import gymnasium as gym
 
 from agentbench_prefix.env import TextEnv
-from agentbench_prefix.errors import EntryPointError, UnknownNameError
+from agentbench_prefix.errors import (
+    AgentBenchError,
+    ConfigurationError,
+    EntryPointError,
+    UnknownNameError,
+)
 
 ENVIRONMENTS_GROUP = "agentbench_prefix.environments"
 METHODS_GROUP = "agentbench_prefix.methods"
@@ -65,9 +70,22 @@ def environment_class(env_id: str) -> type[TextEnv]:
 
 
 def make(env_id: str, **arguments: Any) -> TextEnv:
-    """``gym.make(env_id, ...).unwrapped``, typed, with the known ids named on a bad id."""
+    """``gym.make(env_id, ...).unwrapped``, typed.
+
+    Raises:
+        UnknownNameError: No such environment.
+        EntryPointError: It cannot be imported.
+        ConfigurationError: It does not take these arguments.
+    """
     environment_class(env_id)
-    return cast("TextEnv", gym.make(env_id, **arguments).unwrapped)
+    try:
+        return cast("TextEnv", gym.make(env_id, **arguments).unwrapped)
+    except AgentBenchError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{env_id} cannot be made with the arguments {arguments}: {error}"
+        ) from error
 
 
 def register_environments() -> None:

@@ -77,6 +77,16 @@ class CutCheck(NamedTuple):
     ended: bool = False
     detail: str = ""
 
+    @property
+    def kept(self) -> bool:
+        """Whether the cut becomes a query: it is validated, and there is something left to play."""
+        return self.status == "validated" and not self.ended
+
+    @property
+    def mark(self) -> str:
+        """What the cut is counted as: its status, or ``"ended"``."""
+        return "ended" if self.ended else self.status
+
 
 def compare(env: TextEnv, replayed: str, recorded: str) -> tuple[Status, str]:
     """Compare two observations on the fields they share.

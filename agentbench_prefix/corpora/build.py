@@ -14,7 +14,6 @@ import multiprocessing
 import operator
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
@@ -41,14 +40,14 @@ from agentbench_prefix.corpora.schema import (
 from agentbench_prefix.corpora.scoring import ScoredConversation, Scorer, load_scorer
 from agentbench_prefix.corpora.sidecars import trace
 from agentbench_prefix.corpora.storage import RowWriter, read_rows
+from agentbench_prefix.corpora.tally import StatusTally, TeachTally
 from agentbench_prefix.corpora.teach import Lesson, teach_oracle, teach_policy
-from agentbench_prefix.dialogue import Dialogue
 from agentbench_prefix.env import TextEnv
 from agentbench_prefix.errors import ConfigurationError, CorpusError, UnknownNameError
+from agentbench_prefix.evaluation.runner import differences
 from agentbench_prefix.files import (
     canonical_json,
     sha256_file,
-    sha256_text,
     write_json_atomic,
     write_text_atomic,
 )
@@ -78,19 +77,13 @@ class _Candidate(NamedTuple):
     scored: list[tuple[Scorer, ScoredConversation]]
 
 
-def dialogue_hash(dialogue: Dialogue) -> str:
-    """Hash of a dialogue's texts."""
-    return sha256_text(
-        canonical_json([dialogue.label, dialogue.system, dialogue.answers, dialogue.max_tokens])
-    )
-
-
 def build(
     recipe: CorpusRecipe,
     out: Path,
     *,
     trajectories: Corpus | None = None,
     workers: int = 1,
+    discard: bool = False,
     progress: Progress | None = None,
 ) -> Corpus:
     """Build a corpus; the same call resumes a broken build, and leaves a finished one alone.
@@ -100,10 +93,12 @@ def build(
         out: Folder of the corpus; it appears when the corpus is complete.
         trajectories: Take the trajectories from this corpus instead of teaching.
         workers: Processes that replay; 1 replays in this one.
+        discard: Remove what a broken build of another recipe left at the same place.
         progress: Reports tasks.
 
     Raises:
-        ConfigurationError: ``out`` holds something else, or the recipe does not fit.
+        ConfigurationError: ``out`` holds something else or a broken build of another recipe, or
+            the recipe does not fit.
         CorpusError: ``trajectories`` is damaged or of another environment.
     """
     env = make(recipe.env_id, **recipe.arguments)
@@ -119,7 +114,7 @@ def build(
         "format": FORMAT,
         "recipe": recipe.model_dump(mode="json"),
         "data_hash": env.data_hash,
-        "dialogues": {d.label: dialogue_hash(d) for d in env.dialogues().values()},
+        "dialogues": {d.label: d.fingerprint() for d in env.dialogues().values()},
         "models": [scorer.entry.model_dump() for scorer in scorers],
         "trajectories": None
         if trajectories is None
@@ -130,7 +125,7 @@ def build(
         corpus = _existing(out, recipe, env, scorers)
         _clear(partial, identity)
         return corpus
-    _claim(partial, identity)
+    _claim(partial, identity, discard=discard)
     tasks = {
         split: _teachable(env, source, recipe.tasks) for split, source in recipe.splits.items()
     }
@@ -206,8 +201,8 @@ def _existing(out: Path, recipe: CorpusRecipe, env: TextEnv, scorers: Sequence[S
         raise ConfigurationError(
             f"{out} exists and holds no corpus: choose another folder with --out, or remove it"
         ) from error
-    models = {name: entry.sha256 for name, entry in corpus.manifest.models.items()}
-    wanted = {scorer.label: scorer.entry.sha256 for scorer in scorers}
+    models = {name: entry.checkpoint_sha256 for name, entry in corpus.manifest.models.items()}
+    wanted = {scorer.label: scorer.entry.checkpoint_sha256 for scorer in scorers}
     same = corpus.manifest.data_hash == env.data_hash and models == wanted
     if not same or corpus.manifest.recipe != recipe.model_dump(mode="json"):
         raise ConfigurationError(
@@ -217,13 +212,22 @@ def _existing(out: Path, recipe: CorpusRecipe, env: TextEnv, scorers: Sequence[S
     return corpus
 
 
-def _claim(partial: Path, identity: dict[str, Any]) -> None:
-    """Begin a build, or go on with the same one; another one's remains are removed."""
-    if _begun(partial) == identity:
+def _claim(partial: Path, identity: dict[str, Any], *, discard: bool) -> None:
+    """Begin a build, or go on with the same one; another one's parts are not removed unasked."""
+    begun = _begun(partial)
+    if begun == identity:
         return
     if strange := _strange(partial):
         raise ConfigurationError(
             f"{partial} is in the way, and {strange[0]!r} in it is of no broken build: remove it"
+        )
+    parts = len(list((partial / "parts").glob("*.json")))
+    if parts and not discard:
+        differs = differences(begun or {}, identity, ("there", "in this one"))
+        raise ConfigurationError(
+            f"{partial} holds {parts} finished part{'s' if parts > 1 else ''} of a broken build "
+            f"that is not this one ({differs[0]}): finish that one with its own "
+            "recipe, choose another folder with --out, or throw it away with --discard"
         )
     shutil.rmtree(partial, ignore_errors=True)
     write_json_atomic(partial / _BEGUN, identity)
@@ -289,6 +293,8 @@ def _given(
         Lesson(
             take(f"trajectories/{split}.parquet", task_id),
             take(f"failures/{split}.parquet", task_id),
+            repeated=None,
+            unsaid=None,
         )
         for task_id in ids
     ]
@@ -345,7 +351,7 @@ class _Builder:
             with RowWriter(_part_file(stem, kind), kind) as writer:
                 for row in found:
                     writer.write(row)
-        statuses: Counter[tuple[str, str, str, str]] = Counter()
+        tally = StatusTally()
         with contextlib.ExitStack() as stack:
             queries = stack.enter_context(RowWriter(_part_file(stem, "queries"), "queries"))
             sidecars = {
@@ -355,25 +361,29 @@ class _Builder:
                 for s in self.scorers
             }
             for candidate, checks in self.candidates(rows):
-                _count(statuses, candidate, checks)
                 trainable = [turn.trainable for turn in candidate.row.turns]
-                for check in filter(_keep, checks):
-                    query = _query(candidate, check)
+                for check in checks:
+                    query = _query(candidate, check) if check.kept else None
+                    chosen_by = {cut.strategy for cut in candidate.cuts[check.turns]}
+                    tally.add(
+                        candidate.row, candidate.dialogue, check.turns, chosen_by, check.mark, query
+                    )
+                    if query is None:
+                        continue
                     queries.write(query)
                     for scorer, scores in candidate.scored:
                         sidecars[scorer.label].write(
                             scorer.sidecar(query.query_id, scores, trainable, check.turns)
                         )
-        taught: Counter[tuple[str, str]] = Counter()
-        for lesson in lessons:
-            _tally(taught, lesson)
-        write_json_atomic(
-            marker,
-            {
-                "statuses": [[*key, n] for key, n in sorted(statuses.items())],
-                "taught": [[*key, n] for key, n in sorted(taught.items())],
-            },
-        )
+        taught = TeachTally()
+        for task_id, lesson in zip(task_ids, lessons, strict=True):
+            for row in lesson.trajectories:
+                taught.row(row, failure=False)
+            for row in lesson.failures:
+                taught.row(row, failure=True)
+            taught.passed_over(self.env.family(task_id), lesson.repeated, lesson.unsaid)
+        counts = {"code_version": code_version()}
+        write_json_atomic(marker, counts | {"statuses": tally.dump(), "taught": taught.dump()})
 
     def teach(self, task_ids: Sequence[str]) -> list[Lesson]:
         """Let the teacher play."""
@@ -429,7 +439,7 @@ class _Builder:
 
     def replay(self, candidates: Sequence[_Candidate]) -> Iterator[list[CutCheck]]:
         """Check cuts, in the pool if there is one."""
-        jobs = [(_recording(c.row), list(c.cuts)) for c in candidates]
+        jobs = [(c.row.recording(), list(c.cuts)) for c in candidates]
         if self.pool is None:
             yield from (check_cuts(self.env, *job) for job in jobs)
             return
@@ -451,20 +461,6 @@ def _replay_chunk(
 ) -> list[list[CutCheck]]:
     env = make(env_id, **json.loads(arguments))
     return [check_cuts(env, recording, cuts) for recording, cuts in jobs]
-
-
-def _recording(row: TrajectoryRow) -> Recording:
-    return Recording(
-        task_id=row.task_id,
-        options=json.loads(row.options),
-        seed=row.seed,
-        actions=[turn.action for turn in row.turns],
-        observations=row.observations(),
-    )
-
-
-def _keep(check: CutCheck) -> bool:
-    return check.status == "validated" and not check.ended
 
 
 def _query(candidate: _Candidate, check: CutCheck) -> QueryRow:
@@ -498,46 +494,6 @@ def _query(candidate: _Candidate, check: CutCheck) -> QueryRow:
     )
 
 
-def _count(
-    statuses: Counter[tuple[str, str, str, str]],
-    candidate: _Candidate,
-    checks: Sequence[CutCheck],
-) -> None:
-    """Count candidates by (strategy, dialogue, family, status)."""
-    for check in checks:
-        chosen_by = {cut.strategy for cut in candidate.cuts[check.turns]}
-        names = {"all", *chosen_by} if check.turns else {"raw"}
-        marks: list[str] = ["ended"] if check.ended else [check.status]
-        if _keep(check) and check.bytes_equal:
-            marks.append("bytes_equal")
-        for name in names:
-            for family in (candidate.row.family, "all"):
-                for mark in marks:
-                    statuses[name, candidate.dialogue, family, mark] += 1
-
-
-def _tally(taught: Counter[tuple[str, str]], lesson: Lesson) -> None:
-    """Count what a teacher did on one task, by (family, what)."""
-    rows = lesson.trajectories + lesson.failures
-    if not rows:
-        return
-    turns = sum(row.n_turns for row in lesson.trajectories)
-    for family in (rows[0].family, "all"):
-        for name, n in (
-            ("tasks", int(bool(lesson.trajectories))),
-            ("trajectories", len(lesson.trajectories)),
-            ("failures", len(lesson.failures)),
-            ("repeated", lesson.repeated),
-            ("turns", turns),
-            ("plain_turns", sum(row.plain_turns for row in lesson.trajectories)),
-            (
-                "untrainable",
-                sum(not turn.trainable for row in lesson.trajectories for turn in row.turns),
-            ),
-        ):
-            taught[family, name] += n
-
-
 # ------------------------------------------------------------------ the whole
 def _marker(partial: Path, split: str, index: int) -> Path:
     return partial / "parts" / f"{split}-{index:05d}.json"
@@ -564,6 +520,7 @@ def _assemble(
     files: dict[str, FileEntry] = {}
     statuses: list[StatusCount] = []
     taught: list[TeachCount] = []
+    versions = {code_version()}
     for split, ids in tasks.items():
         parts = [_marker(partial, split, i) for i in range(-(-len(ids) // PART))]
         for kind in kinds:
@@ -576,13 +533,18 @@ def _assemble(
                 writer.path.unlink()
                 continue
             files[name] = _entry(final / name, writer.rows)
-        counts = [json.loads(part.read_text(encoding="utf-8")) for part in parts]
-        statuses += _statuses(split, counts)
+        candidates, play = StatusTally(), TeachTally()
+        for part in parts:
+            counts = json.loads(part.read_text(encoding="utf-8"))
+            candidates.load(counts["statuses"])
+            play.load(counts["taught"])
+            versions.add(counts["code_version"])
+        statuses += candidates.entries(split)
         if source is not None and source.manifest.splits[split] == ids:
-            # It also knows what was passed over as repeated.
+            # It also knows what was passed over.
             taught += [count for count in source.manifest.taught if count.split == split]
         else:
-            taught += _taught(split, counts)
+            taught += play.entries(split)
     if not any(name.startswith("failures/") for name in files):
         (final / "failures").rmdir()
     write_text_atomic(
@@ -598,7 +560,7 @@ def _assemble(
         data_hash=env.data_hash,
         arguments=env.arguments(),
         recipe=recipe.model_dump(mode="json"),
-        dialogues={d.label: dialogue_hash(d) for d in env.dialogues().values()},
+        dialogues={d.label: d.fingerprint() for d in env.dialogues().values()},
         splits=dict(tasks),
         out_of_reach={
             split: list(env.out_of_reach(source, env.max_turns))
@@ -608,9 +570,11 @@ def _assemble(
         statuses=statuses,
         models={scorer.label: scorer.entry for scorer in scorers},
         files=files,
-        code_version=code_version(),
+        code_version=", ".join(sorted(versions)),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
+    # The card is written from the manifest as it is read back, its keys in order.
+    manifest = Manifest.parse(canonical_json(manifest.model_dump(mode="json")))
     write_text_atomic(final / CARD, render(manifest))
     files |= {name: _entry(final / name, 0) for name in (RECIPE, CARD)}
     manifest = manifest.model_copy(update={"files": dict(sorted(files.items()))})
@@ -628,35 +592,3 @@ def _root(kind: str) -> str:
 
 def _entry(path: Path, rows: int) -> FileEntry:
     return FileEntry(sha256=sha256_file(path), size=path.stat().st_size, rows=rows)
-
-
-def _statuses(split: str, parts: Sequence[Mapping[str, Any]]) -> list[StatusCount]:
-    sums: dict[tuple[str, str, str], Counter[str]] = {}
-    for part in parts:
-        for strategy, dialogue, family, mark, n in part["statuses"]:
-            sums.setdefault((dialogue, strategy, family), Counter())[mark] += n
-    return [
-        StatusCount(split=split, strategy=strategy, dialogue=dialogue, family=family, **counts)
-        for (dialogue, strategy, family), counts in sorted(sums.items())
-    ]
-
-
-def _taught(split: str, parts: Sequence[Mapping[str, Any]]) -> list[TeachCount]:
-    sums: dict[str, Counter[str]] = {}
-    for part in parts:
-        for family, what, n in part["taught"]:
-            sums.setdefault(family, Counter())[what] += n
-    return [
-        TeachCount(
-            split=split,
-            family=family,
-            tasks=n["tasks"],
-            trajectories=n["trajectories"],
-            failures=n["failures"],
-            repeated=n["repeated"],
-            mean_turns=round(n["turns"] / max(1, n["trajectories"]), 3),
-            mean_plain_turns=round(n["plain_turns"] / max(1, n["trajectories"]), 3),
-            untrainable_share=round(n["untrainable"] / max(1, n["turns"]), 4),
-        )
-        for family, n in sorted(sums.items())
-    ]

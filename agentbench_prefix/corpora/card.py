@@ -49,9 +49,9 @@ def render(manifest: Manifest) -> str:
         f"# {manifest.name} {manifest.version}",
         "",
         f"Teacher trajectories of {manifest.env_id}, cut into training queries. Each cut was "
-        "replayed in the environment; each query's sidecar says which of its prompt tokens the "
-        "teacher wrote and what an old policy gave them. Written by a program from "
-        "`manifest.json`.",
+        "replayed in the environment; each query's sidecar says which of its prompt tokens belong "
+        "to the teacher's trainable turns and what log-probability an old policy gave them. "
+        "Written by a program from `manifest.json`.",
         "",
         "| configuration | rows | what |",
         "|---|---|---|",
@@ -76,8 +76,8 @@ def render(manifest: Manifest) -> str:
     for label, entry in manifest.models.items():
         source = " ".join(f"{k} {v}" for k, v in entry.source.items())
         lines.append(
-            f"- Old policy `{label}`: {source}, weights `{entry.sha256[:16]}`, tokenizer "
-            f"`{entry.tokenizer[:16]}`."
+            f"- Old policy `{label}`: {source}, weights `{entry.model_sha256[:16]}`, tokenizer "
+            f"`{entry.tokenizer[:16]}`, distributions over its {entry.vocabulary:,} ids."
         )
     lines += [f"- {line}" for line in recipe["provenance"]]
     for split, tasks in manifest.out_of_reach.items():
@@ -91,9 +91,10 @@ def render(manifest: Manifest) -> str:
     lines += [
         "",
         "Failures: unsolved attempts, kept apart. Repeats: solved attempts passed over because "
-        "they repeat another's actions. Plain turns: what the environment's planner takes for the "
-        "same tasks without detours. Mistakes are marked `trainable: false`: neither SFT nor the "
-        "prefix mask learns them.",
+        "they repeat another's actions, as far as enough different ones were found. Left out: "
+        "attempts with an action that a dialogue cannot say. Plain turns: what the environment's "
+        "planner takes for the same tasks without detours. Mistakes are marked `trainable: false`: "
+        "neither SFT nor the prefix mask learns them.",
     ]
     if manifest.statuses:
         lines += ["", "## Queries by replay status", ""]
@@ -103,8 +104,19 @@ def render(manifest: Manifest) -> str:
             "Cuts: distinct candidates; `all` counts every one once, though several strategies may "
             "choose it. %: validated; only these are released. Unverifiable: the observation at "
             "the cut has no structured field to compare. Ended: the replay ends the episode. "
-            "Byte-equal: validated, and every observation up to the cut the same.",
+            "Byte-equal: validated, and every observation up to the cut the same. Distinct: "
+            "different prompts of each task among the validated; trajectories of a task may begin "
+            "alike.",
         ]
+        for s in manifest.statuses:
+            if s.family == "all" and s.strategy == "all":
+                lines += [
+                    "",
+                    f"Of the {s.validated:,} validated cuts of `{s.split}` in `{s.dialogue}`, "
+                    f"{s.probe_unverifiable:,} have a probe whose observation has no structured "
+                    f"field to compare, and {s.untrained:,} have a prefix in which no turn is "
+                    "trainable: their masks are empty.",
+                ]
     lines += [
         "",
         "## Build it again",
@@ -116,7 +128,8 @@ def render(manifest: Manifest) -> str:
         "The files are the same byte for byte, but for `created` and `code_version` in "
         "`manifest.json`, with the same libraries on a processor of the same family; elsewhere "
         "log-probabilities may differ in their last digits. `agentbench-prefix corpus validate "
-        "FOLDER --all` re-derives every row.",
+        "FOLDER --all` derives every row again, and the play of the environment's own "
+        "teacher.",
         "",
         f"## Licence\n\n{manifest.licence}.",
     ]
@@ -142,6 +155,7 @@ def teaching_table(manifest: Manifest) -> tuple[Sequence[str], list[Sequence[str
         "trajectories",
         "failures",
         "repeats",
+        "left out",
         "mean turns",
         "plain turns",
         "mistakes %",
@@ -153,7 +167,8 @@ def teaching_table(manifest: Manifest) -> tuple[Sequence[str], list[Sequence[str
             str(t.tasks),
             f"{t.trajectories:,}",
             str(t.failures),
-            str(t.repeated),
+            "" if t.repeated is None else str(t.repeated),
+            "" if t.unsaid is None else str(t.unsaid),
             f"{t.mean_turns:.2f}",
             f"{t.mean_plain_turns:.2f}" if t.mean_plain_turns else "",
             f"{100 * t.untrainable_share:.1f}",
@@ -178,6 +193,7 @@ def status_table(manifest: Manifest) -> tuple[Sequence[str], list[Sequence[str]]
         "ended",
         "%",
         "byte-equal",
+        "distinct",
     )
     names = ["raw", *sorted(manifest.recipe["strategies"]), "all"]
     rows: list[Sequence[str]] = []
@@ -206,6 +222,7 @@ def status_table(manifest: Manifest) -> tuple[Sequence[str], list[Sequence[str]]
                 str(s.ended),
                 f"{100 * s.validated / total:.1f}" if total else "",
                 f"{s.bytes_equal:,}",
+                f"{s.distinct:,}",
             )
         )
     return header, rows

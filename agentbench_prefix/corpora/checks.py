@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from agentbench_prefix.corpora.build import dialogue_hash
-from agentbench_prefix.corpora.card import configurations
+from agentbench_prefix.corpora.card import configurations, render
 from agentbench_prefix.corpora.reading import CARD, MANIFEST, RECIPE, Corpus
 from agentbench_prefix.corpora.recipe import CorpusRecipe, Scoring, load_corpus_recipe
 from agentbench_prefix.corpora.schema import ROWS, ModelEntry
@@ -125,6 +124,15 @@ def check_card(corpus: Corpus, report: Report) -> None:
                 f"{named.get(name, 'none')}",
                 f"configs.{name}",
             )
+            return
+
+
+def check_card_text(corpus: Corpus, report: Report) -> None:
+    """The card of an otherwise sound corpus is what its manifest gives, figure by figure."""
+    text = (corpus.folder / CARD).read_text(encoding="utf-8")
+    if (written := render(corpus.manifest)) != text:
+        what = f"is not what {MANIFEST} gives: {expectation(written, text)}"
+        report.add(CorpusError(what, file=CARD))
 
 
 def check_recipe(corpus: Corpus, report: Report) -> CorpusRecipe | None:
@@ -188,7 +196,7 @@ def check_environment(corpus: Corpus, recipe: CorpusRecipe, report: Report) -> T
         blame_manifest(report, f"the environment cannot be made: {error}", "env_id")
         return None
     before = len(report.faults)
-    hashes = {d.label: dialogue_hash(d) for d in env.dialogues().values()}
+    hashes = {d.label: d.fingerprint() for d in env.dialogues().values()}
     for name, mine in (
         ("env_id", env.env_id),
         ("data_hash", env.data_hash),
@@ -372,16 +380,19 @@ def load_judges(
                 field,
             )
             continue
-        for name in ("sha256", "tokenizer"):
-            mine, theirs = getattr(scorer.entry, name), getattr(entry, name)
-            if mine != theirs:
+        for fields in (("model_sha256", "checkpoint_sha256"), ("tokenizer", "vocabulary")):
+            for name in fields:
+                mine, theirs = getattr(scorer.entry, name), getattr(entry, name)
+                if mine == theirs:
+                    continue
                 blame_manifest(
                     report,
                     f"the model at hand has {mine}, the corpus' has {theirs}; say where that is "
                     f"with --model {label}=FOLDER",
                     f"{field}.{name}",
                 )
+                break
         if scorer.entry.tokenizer == entry.tokenizer:
-            same = scorer.entry.sha256 == entry.sha256
+            same = scorer.entry.checkpoint_sha256 == entry.checkpoint_sha256
             judges[label] = Judge(scoring, entry, scorer, same_weights=same)
     return judges

@@ -30,6 +30,9 @@ _Workers = Annotated[
     int | None,
     typer.Option(min=1, help="Processes that replay. Default: one a CPU, at most 8."),
 ]
+_Discard = Annotated[
+    bool, typer.Option("--discard", help="Throw away another recipe's broken build at this place.")
+]
 _Bar = Annotated[bool, typer.Option(help="Show a progress bar on stderr.")]
 
 
@@ -79,6 +82,7 @@ def teach_command(
         str | None,
         typer.Option(help="SPDX id of the trajectories' licence. Default for oracle: Apache-2.0."),
     ] = None,
+    discard: _Discard = False,
     progress: _Bar = True,
 ) -> None:
     """Let a teacher play and write its trajectories; the same command resumes a broken run."""
@@ -113,7 +117,7 @@ def teach_command(
         }
     )
     with _bar(progress) as report:
-        corpus = build(recipe, out, progress=report)
+        corpus = build(recipe, out, discard=discard, progress=report)
     stdout = make_console()
     print_stats(stdout, corpus)
     stdout.print(f"written to {out}", markup=False, soft_wrap=True)
@@ -133,6 +137,7 @@ def build_command(
         int | None, typer.Option(min=1, help="Only the first so many tasks of each split.")
     ] = None,
     workers: _Workers = None,
+    discard: _Discard = False,
     progress: _Bar = True,
 ) -> None:
     """Build a corpus; the same command resumes a broken build."""
@@ -151,6 +156,7 @@ def build_command(
             out,
             trajectories=None if trajectories is None else find_corpus(trajectories),
             workers=_workers(workers),
+            discard=discard,
             progress=report,
         )
     stdout = make_console()

@@ -22,7 +22,7 @@ class ScoredCut(NamedTuple):
 
     Attributes:
         turns: Teacher turns before the cut, at least 1.
-        score: Nats for entropies, else the share of turns.
+        score: Nats for entropies, the ratio for a fixed one, else the share of turns.
     """
 
     turns: int
@@ -71,9 +71,15 @@ def entropy_change(entropies: NDArray[np.float64], window: int) -> NDArray[np.fl
     return np.abs(np.diff(smoothed, prepend=smoothed[:1]))
 
 
+_DIGITS = 9
+"""Decimals of a score: far below what single precision resolves, and above the rounding of sums, so
+that scores which are equal stay so."""
+
+
 def _top_turns(trace: Trace, scores: NDArray[np.float64], k: int) -> list[ScoredCut]:
     """The ``k`` best distinct turns by their best token, ties to the earlier token."""
     found: dict[int, ScoredCut] = {}
+    scores = np.round(scores, _DIGITS)
     # A stable sort of the negated scores puts the earlier of two equal tokens first.
     for token in np.argsort(-scores, kind="stable"):
         turn = int(trace.turn_of[token])

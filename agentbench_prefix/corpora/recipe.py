@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from agentbench_prefix.corpora.cuts import Strategy
 from agentbench_prefix.errors import ConfigurationError
-from agentbench_prefix.files import canonical_json, read_mapping, sha256_text
+from agentbench_prefix.files import read_mapping
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _Name = Annotated[str, Field(pattern=_NAME)]
@@ -98,6 +98,7 @@ class Scoring(_Part):
         model: A method (its shipped checkpoint), a folder, or a Hub id.
         name: Name in the corpus; by default the method, or the last part of folder or id.
         revision: Commit of a Hub id.
+        model_sha256: SHA-256 of the weights' file that is meant; ``None`` takes what is there.
         backend: ``"transformers"`` or ``"vllm"``; the latter gives no entropies.
         dtype: Number format.
         temperature: Temperature of the distributions.
@@ -108,6 +109,7 @@ class Scoring(_Part):
     model: str
     name: str = ""
     revision: str | None = None
+    model_sha256: str | None = None
     backend: Literal["transformers", "vllm"] = "transformers"
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     temperature: Annotated[float, Field(gt=0)] = 1.0
@@ -179,10 +181,6 @@ class CorpusRecipe(_Part):
                     f"backend scores dialogue {sorted(lacking)[0]!r}"
                 )
         return self
-
-    def key(self) -> str:
-        """Hash of everything the recipe says."""
-        return sha256_text(canonical_json(self.model_dump(mode="json")))
 
 
 def load_corpus_recipe(path: Path, **overrides: Any) -> CorpusRecipe:

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import math
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -29,23 +28,25 @@ from agentbench_prefix.corpora.checks import (
 )
 from agentbench_prefix.corpora.cuts import ScoredCut, Trace
 from agentbench_prefix.corpora.reading import MANIFEST, Corpus
-from agentbench_prefix.corpora.recipe import CorpusRecipe
+from agentbench_prefix.corpora.recipe import CorpusRecipe, OracleTeacher
 from agentbench_prefix.corpora.schema import (
     QueryRow,
     SidecarRow,
+    StatusCount,
     TrajectoryRow,
     to_messages,
     token_hash,
 )
 from agentbench_prefix.corpora.sidecars import prefix_of, trace
 from agentbench_prefix.corpora.storage import open_parquet, read_rows
-from agentbench_prefix.corpora.teach import write_conversations
+from agentbench_prefix.corpora.tally import StatusTally, TeachTally
+from agentbench_prefix.corpora.teach import Lesson, teach_oracle, write_conversations
 from agentbench_prefix.corpora.validate import TOLERANCE, Progress, Report
 from agentbench_prefix.dialogue import Dialogue
 from agentbench_prefix.env import TextEnv
 from agentbench_prefix.errors import AgentBenchError, CorpusError
 from agentbench_prefix.files import canonical_json
-from agentbench_prefix.replay import CutCheck, Recording, check_cuts, compare
+from agentbench_prefix.replay import CutCheck, check_cuts, compare
 from agentbench_prefix.rollouts import episode_seed
 
 _REFUSALS = (AgentBenchError, TypeError, ValueError)  # of an environment
@@ -135,6 +136,7 @@ class RowChecks:
         *,
         every: bool,
         sample: int,
+        without_teacher: bool,
     ) -> None:
         self.corpus = corpus
         self.recipe = recipe
@@ -144,6 +146,7 @@ class RowChecks:
         self.report = report
         self.every = every
         self.sample = sample
+        self.without_teacher = without_teacher
         self.arguments = canonical_json(env.arguments())
         self.max_turns = env.max_turns or 2**31
         # All candidates are known only if entropies can be had for strategies that rank by them.
@@ -151,8 +154,11 @@ class RowChecks:
             all(judge.same_weights for judge in judges.values() if gives_entropies(judge.scoring))
             or not any(s.needs_entropies for s in recipe.strategies.values())
         )
-        self.taught: dict[str, Counter[str]] = {}
-        self.statuses: dict[tuple[str, str, str], Counter[str]] = {}
+        self.counts_attempts = every and not without_teacher and recipe.teacher.kind == "oracle"
+        self.taught = TeachTally()
+        self.statuses = StatusTally()
+        self.lessons: dict[str, Lesson] = {}
+        self.counted: set[str] = set()
         self.tasks: set[str] = set()
         self.trajectory_ids: set[str] = set()
         self.query_ids: set[str] = set()
@@ -182,7 +188,7 @@ class RowChecks:
     def split(self, split: str, chosen: set[int], progress: Callable[[int], None] | None) -> None:
         """Check the rows of a split."""
         before = len(self.report.faults)
-        self.taught, self.statuses = {}, {}
+        self.taught, self.statuses = TeachTally(), StatusTally()
         known = self.positions(split)
         sides = [] if known is None else self.open_sides(split)
         order = _Order(self.corpus.manifest.splits.get(split, []))
@@ -301,6 +307,8 @@ class RowChecks:
                 finding = next(self.play_through(row, exact=True), None)
                 if finding is not None:
                     self.fault(finding[1], file, index, finding[0])
+                else:
+                    self.teach_again(row, index, file, failure=True)
 
     def missing_tasks(self, split: str) -> None:
         """The environment's own teacher leaves no task of a split without a row."""
@@ -321,14 +329,7 @@ class RowChecks:
             return False
         self.trajectory_ids.add(row.trajectory_id)
         self.tasks.add(row.task_id)
-        for family in (row.family, "all"):
-            tally = self.taught.setdefault(family, Counter())
-            tally["failures" if failure else "trajectories"] += 1
-            if not failure:
-                tally["tasks"] += order.sample == 0
-                tally["turns"] += row.n_turns
-                tally["plain_turns"] += row.plain_turns
-                tally["untrainable"] += sum(not turn.trainable for turn in row.turns)
+        self.taught.row(row, failure=failure)
         return True
 
     def findings_of(self, row: TrajectoryRow, order: _Order, *, failure: bool) -> Iterator[Finding]:
@@ -475,6 +476,44 @@ class RowChecks:
         for (side, group), good in zip(groups, sound, strict=True):
             if good:
                 _Cuts(self, row, side, group).check(thorough=thorough)
+        if thorough and all(sound):
+            self.teach_again(row, position, file, failure=False)
+
+    def teach_again(self, row: TrajectoryRow, index: int, file: str, *, failure: bool) -> None:
+        """The environment's own teacher plays a row's task as the row says."""
+        teacher = self.recipe.teacher
+        if self.without_teacher or not isinstance(teacher, OracleTeacher):
+            return
+        try:
+            lesson = self.lesson(teacher, row.task_id)
+        except (NotImplementedError, *_REFUSALS) as error:
+            self.fault(f"the teacher cannot play it again: {error}", file, index, "teacher")
+            return
+        mine = lesson.failures if failure else lesson.trajectories
+        self.report.checked["plays of the teacher repeated"] += 1
+        if row.sample >= len(mine):
+            kind = "unsolved" if failure else "solved"
+            self.fault(
+                f"the teacher has {len(mine)} {kind} attempts at this task, this is number "
+                f"{row.sample + 1}",
+                file,
+                index,
+                "sample",
+            )
+            return
+        differs = difference(mine[row.sample].model_dump(), row.model_dump())
+        if differs is not None:
+            self.fault(f"the teacher played again: {differs[1]}", file, index, differs[0])
+
+    def lesson(self, teacher: OracleTeacher, task_id: str) -> Lesson:
+        """What the teacher makes of a task; the last one is held, since rows come by task."""
+        if task_id not in self.lessons:
+            self.lessons = {task_id: teach_oracle(self.env, teacher, task_id)}
+            if self.counts_attempts and task_id not in self.counted:
+                found = self.lessons[task_id]
+                self.taught.passed_over(self.env.family(task_id), found.repeated, found.unsaid)
+                self.counted.add(task_id)
+        return self.lessons[task_id]
 
     def group_is_sound(
         self, row: TrajectoryRow, side: _Side, group: Sequence[_Asked], thorough: bool
@@ -632,7 +671,8 @@ class RowChecks:
         """What is wrong with a sidecar."""
         expected: dict[str, Any] = {
             "model": judge.scoring.label,
-            "model_sha256": judge.entry.sha256,
+            "model_sha256": judge.entry.model_sha256,
+            "vocabulary": judge.entry.vocabulary,
             "tokenizer": judge.entry.tokenizer,
             "backend": judge.scoring.backend,
             "dtype": judge.scoring.dtype,
@@ -711,32 +751,26 @@ class RowChecks:
         entries = {
             t.family: (i, t) for i, t in enumerate(self.corpus.manifest.taught) if t.split == split
         }
-        for family in self.taught | entries:
-            if family not in entries or family not in self.taught:
+        counted = {entry.family: entry for entry in self.taught.entries(split)}
+        for family in counted | entries:
+            if family not in entries or family not in counted:
                 said = "nothing of" if family not in entries else "a"
                 blame_manifest(
                     self.report, f"has {said} family {family!r} in split {split!r}", "taught"
                 )
                 continue
             index, entry = entries[family]
-            n = self.taught[family]
-            trajectories, turns = max(1, n["trajectories"]), max(1, n["turns"])
-            expected = {
-                "tasks": n["tasks"],
-                "trajectories": n["trajectories"],
-                "failures": n["failures"],
-                "mean_turns": round(n["turns"] / trajectories, 3),
-                "mean_plain_turns": round(n["plain_turns"] / trajectories, 3),
-                "untrainable_share": round(n["untrainable"] / turns, 4),
-            }
-            got = {name: getattr(entry, name) for name in expected}
-            differs = difference(expected, got, f"taught.{index}")
+            expected = counted[family].model_dump()
+            for name in ("repeated", "unsaid"):
+                if not self.counts_attempts or getattr(entry, name) is None:
+                    expected[name] = getattr(entry, name)
+            differs = difference(expected, entry.model_dump(), f"taught.{index}")
             if differs is not None:
                 blame_manifest(self.report, differs[1], differs[0])
 
     def compare_statuses(self, split: str) -> None:
         """The manifest counts the queries as they are; all candidates if all were replayed."""
-        names = ["validated", "bytes_equal"]
+        names = ["validated", "bytes_equal", "distinct", "probe_unverifiable", "untrained"]
         if self.counts_candidates:
             names += ["mismatch", "unverifiable", "error", "ended"]
         entries = {
@@ -744,15 +778,17 @@ class RowChecks:
             for i, s in enumerate(self.corpus.manifest.statuses)
             if s.split == split
         }
-        for key in self.statuses | entries:
-            counts = self.statuses.get(key, Counter())
+        counted = {(s.strategy, s.dialogue, s.family): s for s in self.statuses.entries(split)}
+        nothing = StatusCount(split=split, strategy="", dialogue="", family="")
+        for key in counted | entries:
+            counts = counted.get(key, nothing)
             if key not in entries:
                 blame_manifest(
                     self.report, f"has no entry for {key} in split {split!r}", "statuses"
                 )
                 continue
             index, entry = entries[key]
-            expected = {name: counts[name] for name in names}
+            expected = {name: getattr(counts, name) for name in names}
             got = {name: getattr(entry, name) for name in names}
             differs = difference(expected, got, f"statuses.{index}")
             if differs is not None:
@@ -909,20 +945,14 @@ class _Cuts:
     def replay(self) -> None:
         """Replay all candidates; those that are kept must be rows, and no others."""
         row, report = self.row, self.rows.report
-        recording = Recording(
-            task_id=row.task_id,
-            options=json.loads(row.options),
-            seed=row.seed,
-            actions=[turn.action for turn in row.turns],
-            observations=row.observations(),
-        )
         present = {asked.query.prefix_turns: asked for asked in self.group}
-        for check in check_cuts(self.rows.env, recording, sorted(self.chosen_by), restore=True):
+        for check in check_cuts(
+            self.rows.env, row.recording(), sorted(self.chosen_by), restore=True
+        ):
             report.checked["cuts replayed"] += 1
-            kept = check.status == "validated" and not check.ended
             asked = present.get(check.turns)
             if asked is None:
-                if kept:
+                if check.kept:
                     self.fault(
                         self.group[0] if self.group else None,
                         "query_id",
@@ -933,9 +963,8 @@ class _Cuts:
             elif not self.compare_check(asked, check):
                 return
             if self.rows.counts_candidates:
-                self.count(
-                    check.turns, self.chosen_by[check.turns], _mark(check), kept, check.bytes_equal
-                )
+                query = asked.query if asked is not None and check.kept else None
+                self.count(check.turns, self.chosen_by[check.turns], check.mark, query)
 
     def compare_check(self, asked: _Asked, check: CutCheck) -> bool:
         """Compare a query with its replay, then put an environment at the cut and go on."""
@@ -971,20 +1000,9 @@ class _Cuts:
     def count_rows(self) -> None:
         """Count the rows for the manifest's statistics."""
         for asked in self.group:
-            query = asked.query
-            strategies = {cut.strategy for cut in query.cuts}
-            self.count(query.prefix_turns, strategies, query.status, True, query.bytes_equal)
+            chosen_by = {cut.strategy for cut in asked.query.cuts}
+            self.count(asked.query.prefix_turns, chosen_by, asked.query.status, asked.query)
 
-    def count(
-        self, turns: int, strategies: set[str], mark: str, kept: bool, bytes_equal: bool
-    ) -> None:
-        """Count one candidate under each of its strategies, in its family and in all."""
-        for name in {"all", *strategies} if turns else {"raw"}:
-            for family in (self.row.family, "all"):
-                counts = self.rows.statuses.setdefault((name, self.side.name, family), Counter())
-                counts[mark] += 1
-                counts["bytes_equal"] += kept and bytes_equal
-
-
-def _mark(check: CutCheck) -> str:
-    return "ended" if check.ended else check.status
+    def count(self, turns: int, chosen_by: set[str], mark: str, query: QueryRow | None) -> None:
+        """Count one candidate for the manifest's statistics."""
+        self.rows.statuses.add(self.row, self.side.name, turns, chosen_by, mark, query)

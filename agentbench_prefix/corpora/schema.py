@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentbench_prefix.dialogue import Message, Role
 from agentbench_prefix.errors import MissingExtraError
+from agentbench_prefix.replay import Recording, Status
 
 if TYPE_CHECKING:
     import datasets
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 FORMAT: Literal[1] = 1
 """Version of the layout; raised when a column changes its name or meaning."""
 
-Status = Literal["validated", "mismatch", "unverifiable", "error"]
 STATUSES: tuple[Status, ...] = ("validated", "mismatch", "unverifiable", "error")
 
 _Count = Annotated[int, Field(ge=0)]
@@ -135,6 +135,16 @@ class TrajectoryRow(Row):
         """The first observation, then that of every turn."""
         return [self.first_observation, *(turn.observation for turn in self.turns)]
 
+    def recording(self) -> Recording:
+        """The episode as it is replayed."""
+        return Recording(
+            task_id=self.task_id,
+            options=json.loads(self.options),
+            seed=self.seed,
+            actions=[turn.action for turn in self.turns],
+            observations=self.observations(),
+        )
+
 
 class Cut(Row):
     """How a cut was chosen.
@@ -143,7 +153,8 @@ class Cut(Row):
         strategy: Name of the cut strategy.
         model: Model whose entropies ranked it; empty where none did.
         rank: Rank among the strategy's cuts of the trajectory, from 0.
-        score: What it was ranked by: nats for entropies, else the share of turns.
+        score: What it was ranked by: nats for entropies, the ratio for a fixed one, else the share
+            of turns before the cut.
     """
 
     strategy: str
@@ -224,13 +235,15 @@ class SidecarRow(Row):
     Attributes:
         query_id: Query.
         model: Name of the old policy.
-        model_sha256: Hash of its configuration and weights, as run configurations state it.
+        model_sha256: SHA-256 of its weights' file (:attr:`ModelEntry.model_sha256`).
         tokenizer: :meth:`ChatSerializer.fingerprint`.
         backend: ``"transformers"`` or ``"vllm"``.
         dtype: Number format the model ran in.
         temperature: Temperature of the distributions scored.
-        logprob_mode: ``"teacher_forcing"``: ``log softmax(logits / temperature)``, over the ids
-            that the tokenizer has, no top-p cut.
+        logprob_mode: ``"teacher_forcing"``: ``log softmax(logits / temperature)`` over the first
+            ``vocabulary`` ids, no top-p cut.
+        vocabulary: Ids that the distributions are over: those that the tokenizer has. A model may
+            have more rows; whoever compares its own log-probabilities leaves these out, too.
         prompt_tokens: Length of the canonical prompt, generation header included.
         prompt_sha256: :func:`token_hash` of the prompt.
         assistant_prefix_span: ``[b, e)``: from the first token of the first reply to behind the
@@ -238,7 +251,7 @@ class SidecarRow(Row):
         prefix_mask: Over the span, length ``e - b``: 1 on content and end-of-turn token of
             trainable replies, 0 elsewhere.
         assistant_prefix_old_log_probs: Over the span, dense, nats, length ``e - b``.
-        prefix_token_count: Sum of the mask.
+        prefix_token_count: Sum of the mask; 0 where no turn of the prefix is trainable.
     """
 
     query_id: str
@@ -249,6 +262,7 @@ class SidecarRow(Row):
     dtype: str
     temperature: Annotated[float, Field(gt=0)]
     logprob_mode: Literal["teacher_forcing"]
+    vocabulary: Annotated[int, Field(ge=1)]
     prompt_tokens: Annotated[int, Field(ge=1)]
     prompt_sha256: str
     assistant_prefix_span: Annotated[list[_Count], Field(min_length=2, max_length=2)]
@@ -361,6 +375,7 @@ def features(kind: str) -> datasets.Features:
             "dtype": text,
             "temperature": value("float64"),
             "logprob_mode": text,
+            "vocabulary": value("int32"),
             "prompt_tokens": value("int32"),
             "prompt_sha256": text,
             "assistant_prefix_span": List(value("int32"), length=2),
@@ -401,14 +416,19 @@ class ModelEntry(Row):
     """A model that cuts and sidecars come from.
 
     Attributes:
-        sha256: Hash of configuration and weights.
+        checkpoint_sha256: Hash of configuration and weights, as run configurations state it.
+        model_sha256: SHA-256 of the weights' file, as a checkpoint's card states it; of weights in
+            several files, the hash of their hashes.
         tokenizer: Fingerprint of tokenizer and chat template.
+        vocabulary: Ids that the tokenizer has, over which distributions are taken.
         dialogue: Name of the dialogue it scored.
         source: What names it: its method, or a Hub id and commit.
     """
 
-    sha256: str
+    checkpoint_sha256: str
+    model_sha256: str
     tokenizer: str
+    vocabulary: Annotated[int, Field(ge=1)]
     dialogue: str
     source: dict[str, str]
 
@@ -424,6 +444,10 @@ class StatusCount(Row):
         validated, mismatch, unverifiable, error: Counts.
         ended: Candidates dropped because their replay ends the episode.
         bytes_equal: Validated ones whose observations are equal byte for byte.
+        distinct: Different prompts among the validated ones of each task: trajectories may begin
+            alike.
+        probe_unverifiable: Validated ones whose probe shows nothing that can be compared.
+        untrained: Validated ones with a prefix in which no turn is trainable.
     """
 
     split: str
@@ -436,6 +460,9 @@ class StatusCount(Row):
     error: _Count = 0
     ended: _Count = 0
     bytes_equal: _Count = 0
+    distinct: _Count = 0
+    probe_unverifiable: _Count = 0
+    untrained: _Count = 0
 
 
 class TeachCount(Row):
@@ -447,7 +474,10 @@ class TeachCount(Row):
         tasks: Tasks taught.
         trajectories: Successful trajectories.
         failures: Unsolved attempts, kept apart.
-        repeated: Successful attempts passed over because they repeat another's actions.
+        repeated: Successful attempts passed over because they repeat another's actions; ``None``
+            where the trajectories were taken from another corpus' larger split.
+        unsaid: Attempts left out because a dialogue cannot say one of their actions, or because
+            they have no turn; ``None`` as before.
         mean_turns: Mean turns of the trajectories.
         mean_plain_turns: Mean turns of the plain plan for the same tasks; 0 where unknown.
         untrainable_share: Share of turns that are mistakes.
@@ -458,7 +488,8 @@ class TeachCount(Row):
     tasks: _Count
     trajectories: _Count
     failures: _Count
-    repeated: _Count
+    repeated: _Count | None
+    unsaid: _Count | None
     mean_turns: float
     mean_plain_turns: float
     untrainable_share: float
@@ -483,7 +514,7 @@ class Manifest(Row):
         statuses: Candidates by strategy, family and status.
         models: Models by ``<dialogue>/<model>``.
         files: Every other file of the folder by its path.
-        code_version: What built it.
+        code_version: What built it; of a build that other code went on with, all of them.
         created: When, ISO 8601. This and ``code_version`` are all that differs when it is built
             again.
     """

@@ -114,7 +114,7 @@ def load_scorer(scoring: Scoring, env_id: str) -> Scorer:
 
     Raises:
         UnknownNameError: It is neither a method, nor a folder, nor a Hub id.
-        CheckpointError: It is not there.
+        CheckpointError: It is not there, or not the one the recipe names by its hash.
         ConfigurationError: The back end cannot do what is asked.
     """
     given: Any = scoring.model
@@ -149,8 +149,16 @@ def load_scorer(scoring: Scoring, env_id: str) -> Scorer:
 
         # One thread: sums are split among threads, and results are to repeat to the last digit.
         policy = TransformersPolicy.load(found, dtype=scoring.dtype, threads=1)
+    hashes = check_checkpoint(found.folder)
+    if scoring.model_sha256 not in (None, hashes.model):
+        raise CheckpointError(
+            f"the weights of {scoring.model!r} have the hash {hashes.model}, the recipe wants "
+            f"{scoring.model_sha256}: give the model that was meant, or change the recipe"
+        )
     entry = ModelEntry(
-        sha256=check_checkpoint(found.folder),
+        checkpoint_sha256=hashes.checkpoint,
+        model_sha256=hashes.model,
+        vocabulary=policy.vocabulary,
         tokenizer=policy.serializer.fingerprint(),
         dialogue=scoring.dialogue,
         source=source,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from agentbench_prefix.corpora.recipe import OpenAITeacher, OracleTeacher
@@ -25,12 +26,16 @@ class Lesson:
     Attributes:
         trajectories: Solved episodes, at most as many as wanted.
         failures: Unsolved ones.
-        repeated: Solved episodes passed over because they repeat another's actions.
+        repeated: Solved episodes passed over because they repeat another's actions; ``None`` where
+            that is not known.
+        unsaid: Episodes left out because a dialogue cannot say one of their actions, or because
+            they have no turn; ``None`` where that is not known.
     """
 
     trajectories: list[TrajectoryRow] = dataclasses.field(default_factory=list)
     failures: list[TrajectoryRow] = dataclasses.field(default_factory=list)
-    repeated: int = 0
+    repeated: int | None = 0
+    unsaid: int | None = 0
 
 
 def write_conversations(
@@ -199,8 +204,8 @@ def teach_policy(
 ) -> list[Lesson]:
     """Let a policy play tasks until enough different plays solve each.
 
-    An attempt with an action that not every dialogue can say, such as one of two lines, is spent
-    and left out.
+    An attempt with an action that not every dialogue can say, such as one of two lines, is spent,
+    left out and counted.
 
     Args:
         policy: Who plays.
@@ -217,7 +222,7 @@ def teach_policy(
     lessons = {task_id: Lesson() for task_id in task_ids}
     spare: dict[str, list[TrajectoryRow]] = {task_id: [] for task_id in task_ids}
     known: dict[str, set[tuple[str, ...]]] = {task_id: set() for task_id in task_ids}
-    tried = dict.fromkeys(task_ids, 0)
+    tried, unsaid = dict.fromkeys(task_ids, 0), Counter[str]()
     while True:
         episodes = []
         for task_id in task_ids:
@@ -238,9 +243,11 @@ def teach_policy(
                     "were finished are kept: run the same command again to go on"
                 )
             if not record.turns:
+                unsaid[record.task_id] += 1
                 continue
             row = _from_record(record, episode.env, teacher, plain[record.task_id])
             if not _can_be_said(row, episode.env.dialogues()):
+                unsaid[record.task_id] += 1
                 continue
             lesson = lessons[row.task_id]
             actions = tuple(turn.action for turn in row.turns)
@@ -251,6 +258,8 @@ def teach_policy(
             else:
                 known[row.task_id].add(actions)
                 lesson.trajectories.append(row)
+    for task_id in task_ids:
+        lessons[task_id].unsaid = unsaid[task_id]
     return [_number(lessons[t], spare[t], teacher.per_task) for t in task_ids]
 
 

@@ -5,8 +5,9 @@ hashes, and the cuts of strategies that need no model. Of a sample of trajectori
 their replay and that of their cuts, the cuts that a model's entropies ranked, and the old
 log-probabilities, computed anew in the plainest way: one prompt at a time, in double precision.
 
-What a teacher chose cannot be derived, so its actions and ``trainable`` flags are taken as they are
-in the trajectories. Rows are read in streams; only ids are held.
+The environment's own teacher plays the tasks of the sample again, and its rows must be the same.
+What a model behind an endpoint chose cannot be derived: its actions and ``trainable`` flags are
+taken as they are in the trajectories. Rows are read in streams; only ids are held.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ def validate(
     seed: int = 0,
     models: Mapping[str, str | Path] | None = None,
     without_models: bool = False,
+    without_teacher: bool = False,
     limit: int = LIMIT,
     progress: Progress | None = None,
 ) -> Report:
@@ -99,6 +101,8 @@ def validate(
             recipe says.
         without_models: Load no model. Log-probabilities and entropies are then taken as they are,
             and masks are only checked for their lengths and sums.
+        without_teacher: Do not let the environment's own teacher play again. Its choices and
+            ``trainable`` flags are then taken as they are.
         limit: Most faults to collect.
         progress: Reports trajectories.
 
@@ -107,6 +111,7 @@ def validate(
     """
     from agentbench_prefix.corpora.checks import (
         check_card,
+        check_card_text,
         check_environment,
         check_files,
         check_recipe,
@@ -124,8 +129,19 @@ def validate(
         if recipe is not None and env is not None:
             check_splits(corpus, recipe, env, report)
             judges = load_judges(corpus, recipe, models or {}, report, without=without_models)
-            rows = RowChecks(corpus, recipe, env, judges, report, every=every, sample=sample)
+            rows = RowChecks(
+                corpus,
+                recipe,
+                env,
+                judges,
+                report,
+                every=every,
+                sample=sample,
+                without_teacher=without_teacher,
+            )
             rows.check(seed, progress)
+            if report.ok:
+                check_card_text(corpus, report)
         else:
             report.notes.append("the rows were not checked, since there is nothing to check by")
     except EnoughError:
@@ -163,6 +179,12 @@ def validate_command(
             "--without-models", help="Load no model: tokens and log-probabilities stay unchecked."
         ),
     ] = False,
+    without_teacher: Annotated[
+        bool,
+        typer.Option(
+            "--without-teacher", help="Do not let the environment's own teacher play again."
+        ),
+    ] = False,
     progress: Annotated[bool, typer.Option(help="Show a progress bar on stderr.")] = True,
 ) -> None:
     """Derive a corpus again and name what differs by file, row and field; exit status 1 then."""
@@ -181,6 +203,7 @@ def validate_command(
                 seed=seed,
                 models=models,
                 without_models=without_models,
+                without_teacher=without_teacher,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
     except CorpusError as error:  # it cannot even be opened

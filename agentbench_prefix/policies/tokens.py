@@ -6,7 +6,6 @@ Imports neither torch nor transformers.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from agentbench_prefix.errors import (
     ContextLimitError,
     MissingExtraError,
 )
-from agentbench_prefix.files import sha256_file
+from agentbench_prefix.files import sha256_file, sha256_text
 from agentbench_prefix.policies.base import Episode
 from agentbench_prefix.serialization import ChatSerializer
 
@@ -107,11 +106,20 @@ def find_checkpoint(
     return FoundCheckpoint(snapshot, {"model": model, "revision": snapshot.name})
 
 
-def check_checkpoint(folder: Path) -> str:
-    """Check that a checkpoint is whole.
+class CheckpointHashes(NamedTuple):
+    """What identifies a checkpoint, each a SHA-256 in hexadecimal.
 
-    Returns:
-        SHA-256 in hexadecimal over the SHA-256 of its configuration and of each weight file.
+    Attributes:
+        checkpoint: Over the hashes of its configuration and of each weight file.
+        model: Of its weight file; of several, over their hashes.
+    """
+
+    checkpoint: str
+    model: str
+
+
+def check_checkpoint(folder: Path) -> CheckpointHashes:
+    """Check that a checkpoint is whole, and hash it.
 
     Raises:
         CheckpointError: A file is missing or broken.
@@ -137,8 +145,11 @@ def check_checkpoint(folder: Path) -> str:
         pickled = list(folder.glob("*.bin")) and not index.is_file()
         hint = "; *.bin files are pickles and are not read: convert them" if pickled else ""
         raise lacks(f"lacks weights: {', '.join(missing)}{hint}")
-    digests = [sha256_file(folder / name) for name in ("config.json", *names)]
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
+    digests = [sha256_file(folder / name) for name in names]
+    return CheckpointHashes(
+        sha256_text("".join([sha256_file(folder / "config.json"), *digests])),
+        digests[0] if len(digests) == 1 else sha256_text("".join(digests)),
+    )
 
 
 # ------------------------------------------------------------------ conversations

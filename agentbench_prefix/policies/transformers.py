@@ -570,7 +570,7 @@ class TransformersPolicy:
         if threads is not None:
             torch.set_num_threads(threads)
         folder, source = find_checkpoint(model, revision)
-        digest = check_checkpoint(folder)
+        digest = check_checkpoint(folder).checkpoint
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(
                 folder, trust_remote_code=False, local_files_only=True

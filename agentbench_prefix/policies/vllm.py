@@ -211,7 +211,7 @@ class VLLMPolicy:
                 f"engine arguments must be JSON values, so that results can record them: {error}"
             ) from error
         folder, source = find_checkpoint(model, revision)
-        digest = check_checkpoint(folder)
+        digest = check_checkpoint(folder).checkpoint
         cut: dict[str, Any] = {"logprobs_mode": "processed_logprobs"}
         if _rewrites_logits(temperature, top_p):
             cut = {

@@ -209,7 +209,7 @@ def _start(recipe: SFTRecipe, env: TextEnv) -> tuple[Any, Any, dict[str, Any]]:
         folder, source = find_checkpoint(shipped)
     else:
         folder, source = find_checkpoint(recipe.init, None)
-    sha256 = check_checkpoint(folder)
+    sha256 = check_checkpoint(folder).checkpoint
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", use_safetensors=True)
     origin = {"from": recipe.init, **source, "sha256": sha256}
     return model, AutoTokenizer.from_pretrained(folder), origin

@@ -441,7 +441,12 @@ def test_a_changed_recipe_uses_no_stale_part(tmp_path):
     assert not (tmp_path / "c").exists()
     assert len(list((tmp_path / ".c.partial/parts").glob("*.json"))) == 3
     changed = {"teacher": {"kind": "oracle", "per_task": 2, "seed": 9}}
-    resumed = build(plain(**changed), tmp_path / "c")
+    parts = tmp_path / ".c.partial/parts"
+    before = {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigurationError, match=r"3 finished parts.*seed is 0 there, 9 in this"):
+        build(plain(**changed), tmp_path / "c")
+    assert {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()} == before
+    resumed = build(plain(**changed), tmp_path / "c", discard=True)
     assert tree(resumed.folder) == tree(build(plain(**changed), tmp_path / "fresh").folder)
     assert {path.name for path in tmp_path.iterdir()} == {"c", "fresh"}
 

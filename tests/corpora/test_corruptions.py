@@ -19,6 +19,7 @@ import yaml
 from typer.testing import CliRunner
 
 from agentbench_prefix.corpora.build import build
+from agentbench_prefix.corpora.card import render
 from agentbench_prefix.corpora.reading import Corpus
 from agentbench_prefix.corpora.recipe import make_recipe
 from agentbench_prefix.corpora.schema import TrajectoryRow
@@ -91,6 +92,12 @@ class Damaged:
         change(fields)
         text = f"---\n{yaml.safe_dump(fields)}---\n{rest}"
         (self.folder / CARD).write_text(text, encoding="utf-8")
+        self.refresh(CARD)
+
+    def render_card(self) -> None:
+        """Write the card anew from the manifest."""
+        card = render(Corpus.open(self.folder).manifest)
+        (self.folder / CARD).write_text(card, encoding="utf-8")
         self.refresh(CARD)
 
     def query(self, *, turns: int = 2, behind: int = 0) -> int:
@@ -340,6 +347,17 @@ def card_names_another_file(c: Damaged) -> Place:
 
 
 @corruption
+def other_figure_in_the_card(c: Damaged) -> Place:
+    path = c.folder / CARD
+    text = path.read_text(encoding="utf-8")
+    head, row, rest = text.partition("| train | all |")
+    assert row
+    path.write_text(f"{head}{row} 9{rest.lstrip()}", encoding="utf-8")
+    c.refresh(CARD)
+    return named(CARD)
+
+
+@corruption
 def other_recipe_in_its_file(c: Damaged) -> Place:
     path = c.folder / "corpus.yaml"
     recipe = yaml.safe_load(path.read_text())
@@ -487,6 +505,31 @@ def wrong_mean_turns(c: Damaged) -> Place:
 
 
 @corruption
+def wrong_count_of_distinct_prompts(c: Damaged) -> Place:
+    i = index_of(c.manifest, "statuses", split="train", strategy="all", family="all")
+    change = {"distinct": c.manifest["statuses"][i]["validated"] + 1}
+    return manifest_with(c, lambda m: m["statuses"][i].update(change), f"statuses.{i}.distinct")
+
+
+@corruption
+def wrong_count_of_probes_that_show_nothing(c: Damaged) -> Place:
+    i = index_of(c.manifest, "statuses", split="train", strategy="all", family="all")
+    return manifest_with(
+        c,
+        lambda m: m["statuses"][i].update(probe_unverifiable=999),
+        f"statuses.{i}.probe_unverifiable",
+    )
+
+
+@corruption
+def wrong_count_of_empty_masks(c: Damaged) -> Place:
+    i = index_of(c.manifest, "statuses", split="train", strategy="all", family="all")
+    return manifest_with(
+        c, lambda m: m["statuses"][i].update(untrained=999), f"statuses.{i}.untrained"
+    )
+
+
+@corruption
 def other_tokenizer(c: Damaged) -> Place:
     field = "models.compact/tiny.tokenizer"
     return manifest_with(c, lambda m: m["models"]["compact/tiny"].update(tokenizer="0" * 64), field)
@@ -494,8 +537,22 @@ def other_tokenizer(c: Damaged) -> Place:
 
 @corruption
 def other_model_file(c: Damaged) -> Place:
-    field = "models.compact/tiny.sha256"
-    return manifest_with(c, lambda m: m["models"]["compact/tiny"].update(sha256="0" * 64), field)
+    field = "models.compact/tiny.model_sha256"
+    change = {"model_sha256": "0" * 64}
+    return manifest_with(c, lambda m: m["models"]["compact/tiny"].update(change), field)
+
+
+@corruption
+def other_model_configuration(c: Damaged) -> Place:
+    field = "models.compact/tiny.checkpoint_sha256"
+    change = {"checkpoint_sha256": "0" * 64}
+    return manifest_with(c, lambda m: m["models"]["compact/tiny"].update(change), field)
+
+
+@corruption
+def distributions_over_more_ids(c: Damaged) -> Place:
+    field = "models.compact/tiny.vocabulary"
+    return manifest_with(c, lambda m: m["models"]["compact/tiny"].update(vocabulary=9999), field)
 
 
 @corruption
@@ -570,7 +627,7 @@ def task_without_trajectories(c: Damaged) -> Place:
 def trajectory_left_out(c: Damaged) -> Place:
     last = c.rows(TRAJECTORIES)[-1]["trajectory_id"]
     drop(c, lambda name: not name.startswith(last))
-    i = index_of(c.manifest, "taught", split="train", family="depth_1")
+    i = index_of(c.manifest, "taught", split="train", family="all")
     return named(MANIFEST, None, f"taught.{i}.trajectories")
 
 
@@ -805,6 +862,20 @@ def trajectory_flag_flipped(c: Damaged) -> Place:
     """The first query that has the turn in its prefix contradicts it."""
     edit_turn(c, 0, trainable=not c.rows(TRAJECTORIES)[0]["turns"][0]["trainable"])
     return named(QUERIES, c.query(turns=1), "trainable.0")
+
+
+@corruption
+def last_turn_called_a_mistake(c: Damaged) -> Place:
+    """No prefix holds the last turn: only the teacher's own play can tell."""
+    last = c.rows(TRAJECTORIES)[0]["n_turns"] - 1
+    edit_turn(c, last, trainable=not c.rows(TRAJECTORIES)[0]["turns"][last]["trainable"])
+    return named(TRAJECTORIES, 0, f"turns.{last}.trainable")
+
+
+@corruption
+def wrong_plain_turns(c: Damaged) -> Place:
+    c.edit(TRAJECTORIES, 0, plain_turns=c.rows(TRAJECTORIES)[0]["plain_turns"] + 1)
+    return named(TRAJECTORIES, 0, "plain_turns")
 
 
 # ------------------------------------------------------------------ queries
@@ -1317,9 +1388,22 @@ def test_candidates_that_were_dropped_are_counted_if_all_are_replayed(damaged: D
     i = index_of(manifest, "statuses", split="train", strategy="all", family="all")
     manifest["statuses"][i]["unverifiable"] += 1
     damaged.write_manifest(manifest)
+    damaged.render_card()
     assert damaged.check().ok
     [fault] = damaged.check(every=True).faults
     assert (fault.file, fault.field) == (MANIFEST, f"statuses.{i}.unverifiable")
+
+
+def test_repeats_are_counted_if_all_are_taught_again(damaged: Damaged) -> None:
+    manifest = damaged.manifest
+    i = index_of(manifest, "taught", split="train", family="all")
+    manifest["taught"][i]["repeated"] += 1
+    damaged.write_manifest(manifest)
+    damaged.render_card()
+    assert damaged.check().ok
+    [fault] = damaged.check(every=True).faults
+    assert (fault.file, fault.field) == (MANIFEST, f"taught.{i}.repeated")
+    assert damaged.check(every=True, without_teacher=True).ok
 
 
 def save_model(folder: Path, *, template: str | None = None, **changes: Any) -> Path:
@@ -1341,7 +1425,7 @@ def test_the_model_at_hand_must_be_the_one_of_the_corpus(
     assert validate(corpus, models={"compact/tiny": moved}).ok
     other = save_model(tmp_path / "other", seed=1)
     [fault] = validate(corpus, models={"tiny": other}).faults
-    assert (fault.file, fault.field) == (MANIFEST, "models.compact/tiny.sha256")
+    assert (fault.file, fault.field) == (MANIFEST, "models.compact/tiny.model_sha256")
     assert "--model compact/tiny=FOLDER" in fault.what
 
 

@@ -539,7 +539,12 @@ def test_rollouts_from_every_cut_feed_the_canonical_prompts(name):
             np.zeros(len(whole.ids)),
             name="m",
             model=ModelEntry(
-                sha256="", tokenizer=serializer.fingerprint(), dialogue=dialogue.label, source={}
+                checkpoint_sha256="",
+                model_sha256="",
+                tokenizer=serializer.fingerprint(),
+                vocabulary=1,
+                dialogue=dialogue.label,
+                source={},
             ),
             backend="transformers",
             dtype="float32",

@@ -196,16 +196,19 @@ def test_a_raw_query_has_no_prefix(scorer, rows, scored):
 
 
 def test_a_sidecar_names_its_model(scorer, rows, scored):
-    from agentbench_prefix.policies.tokens import check_checkpoint, find_checkpoint
+    from agentbench_prefix.files import sha256_file
+    from agentbench_prefix.policies.tokens import find_checkpoint
 
     found = make_sidecar(scorer, rows[0], scored[0], 1)
     assert (found.model, found.tokenizer) == (scorer.scoring.label, scorer.entry.tokenizer)
     assert found.tokenizer == scorer.policy.serializer.fingerprint()
-    assert found.model_sha256 == scorer.policy.describe()["sha256"]
+    assert scorer.entry.checkpoint_sha256 == scorer.policy.describe()["sha256"]
+    assert found.vocabulary == len(scorer.policy.serializer.tokenizer)
     assert (found.backend, found.dtype, found.temperature) == ("transformers", "float32", 1.0)
     assert found.logprob_mode == "teacher_forcing"
     if scorer.scoring.model != "base":
-        assert found.model_sha256 == check_checkpoint(find_checkpoint(scorer.scoring.model).folder)
+        weights = find_checkpoint(scorer.scoring.model).folder / "model.safetensors"
+        assert found.model_sha256 == sha256_file(weights)
         assert scorer.entry.source == {"model": scorer.scoring.model}
     else:
         assert scorer.entry.source == {"method": "base"}
@@ -282,7 +285,14 @@ def test_a_back_end_without_entropies(tiny_checkpoint, rows):
             return [[math.nan] + [-float(i) for i in ids[1:]] for ids in sequences]
 
     scoring = Scoring(dialogue="compact", model="m", backend="vllm", batch=1)
-    entry = ModelEntry(sha256="0", tokenizer="1", dialogue="compact", source={})
+    entry = ModelEntry(
+        checkpoint_sha256="0",
+        model_sha256="2",
+        tokenizer="1",
+        vocabulary=7,
+        dialogue="compact",
+        source={},
+    )
     scorer = Scorer(scoring, entry, Fake())
     for row, one in zip(
         rows, scorer.score([row.conversation("compact") for row in rows]), strict=True

@@ -318,7 +318,7 @@ def test_the_command_trains_a_checkpoint_and_the_next_method_from_it(tmp_path):
     assert done.returncode == 0, done.stderr
     tuned = CheckpointCard.load(tmp_path / "sft/checkpoint")
     assert tuned is not None
-    assert tuned.training.data["init"]["sha256"] == check_checkpoint(out / "checkpoint")
+    assert tuned.training.data["init"]["sha256"] == check_checkpoint(out / "checkpoint").checkpoint
     assert f"--init {out / 'checkpoint'} --steps 2" in tuned.training.command
     assert tuned.tokenizer_fingerprint == card.tokenizer_fingerprint
 
