@@ -14,18 +14,14 @@ over, which proves that the snapshot restores.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
-import operator
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from agentbench_prefix.env import JSON, Snapshot, TextEnv
-from agentbench_prefix.errors import AgentBenchError
 
 Status = Literal["validated", "mismatch", "unverifiable", "error"]
 
-_FAILURES = (AgentBenchError, TypeError, ValueError)
+_NOTHING: tuple[Status, str] = ("unverifiable", "no shared field")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,10 +91,12 @@ def compare(env: TextEnv, replayed: str, recorded: str) -> tuple[Status, str]:
         The status, and the fields that differ.
     """
     theirs = env.fields(recorded)
-    mine = theirs if replayed == recorded else env.fields(replayed)
+    if replayed == recorded:
+        return ("validated", "") if theirs else _NOTHING
+    mine = env.fields(replayed)
     shared = sorted(mine.keys() & theirs.keys())
     if not shared:
-        return "unverifiable", "no shared field"
+        return _NOTHING
     differing = [name for name in shared if mine[name] != theirs[name]]
     if differing:
         return "mismatch", f"field {', '.join(differing)} differs"
@@ -110,6 +108,8 @@ def check_cuts(
 ) -> list[CutCheck]:
     """Replay a trajectory once and check its cuts.
 
+    Whatever the environment raises is a cut's status ``"error"``, with the exception in its detail.
+
     Args:
         env: An unwrapped environment of the recording's; it is reset.
         recording: The trajectory.
@@ -119,78 +119,102 @@ def check_cuts(
 
     Returns:
         One check per cut, in the order given.
+
+    Raises:
+        ValueError: A cut leaves no turn to play.
     """
-    for turns in cuts:
+    for turns in cuts and (min(cuts), max(cuts)):
         if not 0 <= turns < len(recording.actions):
             raise ValueError(
                 f"a cut must leave at least one of {len(recording.actions)} turns, got {turns}"
             )
-    last = max(cuts, default=0)
-    wanted = frozenset(cuts)
-    snapshots: dict[int, Snapshot] = {}
-    seen: list[str] = []
-    ended: int | None = None
-    try:
-        observation, _ = env.reset(
-            seed=recording.seed, options={**recording.options, "task_id": recording.task_id}
-        )
-        seen.append(observation)
-        for turn in range(last + 1 if cuts else 0):
-            if restore and turn in wanted:
-                snapshots[turn] = env.snapshot()
-            if env.ended:
-                ended = turn
-                break
-            if turn < last or not restore:
-                seen.append(_play(env, recording, turn))
-        detail = f"the episode ended after {len(seen) - 1} turns"
-    except _FAILURES as error:
-        detail = f"{type(error).__name__}: {error}"
+    snapped = frozenset(cuts) if restore else frozenset()
+    seen, ended, snapshots, broken = _replay(env, recording, max(cuts, default=-1), snapped)
     recorded = recording.observations
-    equal = list(itertools.accumulate(map(operator.eq, seen, recorded), operator.and_))
-
-    @functools.cache  # what one cut's probe shows, the next cut most often shows, too
-    def compared(turns: int, replayed: str) -> tuple[Status, str]:
-        return compare(env, replayed, recorded[turns])
-
-    def check(turns: int) -> CutCheck:
+    came = equal = len(seen)
+    if seen != list(recorded[:came]):
+        equal = next(turn for turn in range(came) if seen[turn] != recorded[turn])
+    known: list[tuple[Status, str] | None] = [None] * came  # a cut's probe is often the next cut
+    checks = []
+    for turns in cuts:
+        behind = turns + 1
         # What failed on the way concerns the cuts behind it alone.
-        if turns >= len(seen):
-            return _failed(turns, detail)
-        status, difference = compared(turns, seen[turns])
-        if turns == ended:
-            return CutCheck(
-                turns, status, equal[turns], "error", False, ended=True, detail="episode ended"
-            )
-        if not restore:
-            if turns + 1 >= len(seen):
-                return _failed(turns, detail)
-            after = seen[turns + 1]
-        elif turns not in snapshots:
-            return _failed(turns, detail)
-        else:
-            try:
+        if turns >= came or (behind >= came and turns != ended and turns not in snapshots):
+            checks.append(_failed(turns, broken))
+            continue
+        try:
+            at = known[turns] or compare(env, seen[turns], recorded[turns])
+            known[turns] = at
+            if turns == ended:
+                checks.append(
+                    CutCheck(turns, at[0], turns < equal, "error", False, True, "episode ended")
+                )
+                continue
+            if turns in snapshots:
                 env.restore(snapshots[turns])
-                after = _play(env, recording, turns)
-            except _FAILURES as error:
-                return _failed(turns, f"{type(error).__name__}: {error}")
-        probe, behind = compared(turns + 1, after)
-        if probe == "mismatch" and status != "mismatch":
-            status, difference = "mismatch", f"after the probe: {behind}"
-        return CutCheck(
-            turns, status, equal[turns], probe, after == recorded[turns + 1], detail=difference
-        )
+                after = _play(env, recording, turns)[0]
+                probe = compare(env, after, recorded[behind])
+            else:
+                after = seen[behind]
+                probe = known[behind] or compare(env, after, recorded[behind])
+                known[behind] = probe
+        except Exception as error:  # noqa: BLE001 - an environment may raise anything
+            checks.append(_failed(turns, _told(error)))
+            continue
+        status, detail = at
+        if probe[0] == "mismatch" and status != "mismatch":
+            status, detail = "mismatch", f"after the probe: {probe[1]}"
+        same = after == recorded[behind]
+        checks.append(CutCheck(turns, status, turns < equal, probe[0], same, False, detail))
+    return checks
 
-    return [check(turns) for turns in cuts]
+
+def _replay(
+    env: TextEnv, recording: Recording, last: int, snapped: frozenset[int]
+) -> tuple[list[str], int | None, dict[int, Snapshot], str]:
+    """Reset and play up to the last cut, and its probe if there are no snapshots to play it from.
+
+    Args:
+        env: The environment.
+        recording: What to play.
+        last: Turns before the last cut, -1 if there is none.
+        snapped: Turns before which to take a snapshot.
+
+    Returns:
+        The first observation and that of every turn, as far as the replay came; the turn at which
+        the episode had ended, if it had; the snapshots; and why there is no more.
+    """
+    seen: list[str] = []
+    snapshots: dict[int, Snapshot] = {}
+    try:
+        options = {**recording.options, "task_id": recording.task_id}
+        seen.append(env.reset(seed=recording.seed, options=options)[0])
+        ended = False
+        for turn in range(last + 1):
+            if turn in snapped:
+                snapshots[turn] = env.snapshot()
+            if ended:
+                return seen, turn, snapshots, f"the episode ended after {turn} turns"
+            if turn < last or not snapped:
+                observation, _, terminated, truncated, _ = _play(env, recording, turn)
+                seen.append(observation)
+                ended = terminated or truncated
+    except Exception as error:  # noqa: BLE001 - an environment may raise anything
+        return seen, None, snapshots, _told(error)
+    return seen, None, snapshots, ""
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _failed(turns: int, detail: str) -> CutCheck:
     return CutCheck(turns, "error", False, "error", False, detail=detail)
 
 
-def _play(env: TextEnv, recording: Recording, turn: int) -> str:
+def _play(
+    env: TextEnv, recording: Recording, turn: int
+) -> tuple[str, float, bool, bool, dict[str, Any]]:
     """Play one recorded turn; a turn without an action is answered as it was."""
     action = recording.actions[turn]
-    if action:
-        return env.step(action)[0]
-    return env.skip_turn(recording.observations[turn + 1])[0]
+    return env.step(action) if action else env.skip_turn(recording.observations[turn + 1])

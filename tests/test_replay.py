@@ -244,6 +244,87 @@ def test_what_breaks_off_spoils_only_the_cuts_behind_it():
     assert checks == alone
 
 
+class Flawed(Pantry):
+    """Raises, as code that its author never tried does."""
+
+    def __init__(self, where, error):
+        super().__init__()
+        self.where, self.error = where, error
+
+    def stumble(self, where):
+        if where == self.where:
+            raise self.error
+
+    def _begin(self, task_id, options):
+        self.stumble("reset")
+        return super()._begin(task_id, options)
+
+    def _act(self, action):
+        self.stumble(action)
+        return super()._act(action)
+
+    def snapshot(self):
+        if len(self.held) == 2:
+            self.stumble("snapshot")
+        return super().snapshot()
+
+    def restore(self, snapshot):
+        if len(snapshot.state["env"]) == 2:
+            self.stumble("restore")
+        return super().restore(snapshot)
+
+    def fields(self, observation):
+        if "oil\nsalt" in observation:
+            self.stumble("fields")
+        return super().fields(observation)
+
+
+ERRORS = [
+    KeyError("oil"),
+    IndexError("list index out of range"),
+    AttributeError("no such attribute"),
+    RuntimeError("engine lost"),
+    OSError("no such file"),
+    AssertionError("cannot be"),
+    NotImplementedError("later"),
+    ZeroDivisionError("division by zero"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    ("where", "at_fault", "proving_at_fault"),
+    [
+        ("reset", [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]),
+        ("drop oil", [3, 4], [3, 4]),
+        ("snapshot", [], [2, 3, 4]),
+        ("restore", [], [2, 4]),  # two things are held after two turns, and after four
+        ("fields", [2, 3], [2, 3]),
+    ],
+)
+def test_whatever_an_environment_raises_is_an_error_of_the_cut(
+    where, at_fault, proving_at_fault, error
+):
+    for restore, expected in ((False, at_fault), (True, proving_at_fault)):
+        checks = check_cuts(Flawed(where, error), record(), EVERY, restore=restore)
+        assert [check.turns for check in checks if check.status == "error"] == expected
+        for turns in expected:
+            assert type(error).__name__ in checks[turns].detail
+            assert str(error) in checks[turns].detail
+            assert (checks[turns].probe, checks[turns].ended) == ("error", False)
+
+
+def test_an_interruption_is_no_error_of_the_environment():
+    with pytest.raises(KeyboardInterrupt):
+        check_cuts(Flawed("drop oil", KeyboardInterrupt()), record(), EVERY)
+
+
+def test_a_recording_may_hold_tuples():
+    plain = record()
+    kept = Recording(**{**vars(plain), "observations": tuple(plain.observations)})
+    assert check_cuts(Pantry(), kept, EVERY) == check_cuts(Pantry(), plain, EVERY)
+
+
 def test_turns_without_an_action_are_answered_as_they_were():
     spoken = record(("take rice", "", "take oil", "", "leave"), told="One action, please.")
     env = Pantry()
