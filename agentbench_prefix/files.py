@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -29,19 +30,64 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def check_replaceable(path: Path) -> None:
+    """Check that a path is free, or a regular file: only that may be replaced by a new file.
+
+    Raises:
+        ConfigurationError: Something else is there; it is named.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        kind = next((kind for test, kind in _KINDS if test(mode)), "no regular file")
+        raise ConfigurationError(
+            f"cannot write {path}: it is {kind}, which a new file would replace; name another file"
+        )
+
+
 @contextlib.contextmanager
-def open_text_atomic(path: Path) -> Iterator[IO[str]]:
-    """Open a text file that appears, whole and on disk, when the block ends without an error."""
+def replacing(path: Path) -> Iterator[Path]:
+    """Name a file beside a path; whole and on disk, it takes the path when the block ends.
+
+    If the block raises, the file beside is removed and the path is left as it was.
+
+    Raises:
+        ConfigurationError: What is at the path is no regular file, before the block or after it.
+    """
+    check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with beside.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-            file.flush()
+        yield beside
+        with beside.open("rb") as file:
             os.fsync(file.fileno())
+        check_replaceable(path)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def open_text_atomic(path: Path) -> Iterator[IO[str]]:
+    """Open a text file that appears, whole and on disk, when the block ends without an error.
+
+    Raises:
+        ConfigurationError: As :func:`replacing`.
+    """
+    with replacing(path) as beside, beside.open("w", encoding="utf-8", newline="\n") as file:
+        yield file
 
 
 def write_text_atomic(path: Path, text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -12,6 +11,7 @@ from pydantic import ValidationError
 
 from agentbench_prefix.corpora.schema import ROWS, Row, features
 from agentbench_prefix.errors import CorpusError, MissingExtraError
+from agentbench_prefix.files import replacing
 
 try:
     import pyarrow as pa
@@ -36,6 +36,9 @@ class TableWriter:
     Args:
         path: The file.
         schema: Its ``pyarrow`` schema.
+
+    Raises:
+        ConfigurationError: On entering it, or at the end: what is at the path is no regular file.
     """
 
     def __init__(self, path: Path, schema: Any) -> None:
@@ -44,16 +47,15 @@ class TableWriter:
         self.rows = 0
         self._rows: list[dict[str, Any]] = []
         self._tables: list[Any] = []
-        self._beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._exit = contextlib.ExitStack()
         self._writer: Any = None
 
     def __enter__(self) -> Self:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._exit.callback(self._beside.unlink, missing_ok=True)
+        beside = self._exit.enter_context(replacing(self.path))
         self._writer = pq.ParquetWriter(
-            self._beside, self.schema, compression="zstd", compression_level=9
+            beside, self.schema, compression="zstd", compression_level=9
         )
+        self._exit.push(self._close)
         return self
 
     def write(self, row: dict[str, Any]) -> None:
@@ -77,17 +79,15 @@ class TableWriter:
             self._tables.clear()
             pa.default_memory_pool().release_unused()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def _close(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
                 self._flush()
-            self._writer.close()
-            if kind is None:
-                with self._beside.open("rb") as file:
-                    os.fsync(file.fileno())
-                self._beside.replace(self.path)
         finally:
-            self._exit.close()
+            self._writer.close()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._exit.__exit__(*raised)
 
 
 class RowWriter:

@@ -121,6 +121,11 @@ class SupervisedMethod:
         checkpoint = out / "checkpoint"
         if (checkpoint / "model.safetensors").is_file():
             return checkpoint
+        if checkpoint.exists():
+            raise ConfigurationError(
+                f"{checkpoint} exists and is no finished checkpoint: remove it, or choose another "
+                "folder with --out"
+            )
         code = code_version()
 
         def report(step: int, loss: float) -> None:

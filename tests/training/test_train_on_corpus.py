@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 
 import pytest
@@ -15,7 +16,7 @@ from agentbench_prefix.cards import CheckpointCard
 from agentbench_prefix.cli import app
 from agentbench_prefix.corpora.reading import Corpus
 from agentbench_prefix.corpora.storage import RowWriter
-from agentbench_prefix.errors import AgentBenchError, CorpusError
+from agentbench_prefix.errors import AgentBenchError, ConfigurationError, CorpusError
 from agentbench_prefix.files import sha256_file
 from agentbench_prefix.training.data import corpora_of, recorded
 from agentbench_prefix.training.recipe import SFTRecipe
@@ -85,6 +86,19 @@ def test_a_split_that_the_corpus_lacks_is_named(tmp_path, taught):
     error = train(tmp_path, recipe).exception
     assert isinstance(error, AgentBenchError)
     assert "'test'" in str(error)
+
+
+def test_what_is_in_the_place_of_the_checkpoint_is_refused_before_training(tmp_path, taught):
+    place = tmp_path / "run" / "checkpoint"
+    place.parent.mkdir()
+    os.mkfifo(place)
+    error = train(tmp_path, RECIPE.format(corpus=taught, more="")).exception
+    assert isinstance(error, ConfigurationError)
+    assert f"{place} exists and is no finished checkpoint" in str(error)
+    assert not (place.parent / "resume").exists()
+    place.unlink()
+    done = train(tmp_path, RECIPE.format(corpus=taught, more=""))
+    assert done.exit_code == 0, done.output
 
 
 def changed(taught, folder, **fields):
