@@ -185,5 +185,6 @@ def _start(query: QueryRow, index: int, seed: int, max_turns: int | None) -> Epi
         options=query.reset_options(),
         seed=query.seed,
         observation=query.observation,
+        data_hash=query.data_hash,
     )
     return Episode(query.task_id, index, seed, env, dialogue, to_messages(query.messages))

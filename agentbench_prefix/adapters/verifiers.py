@@ -102,7 +102,7 @@ class PrefixTaskset(vf.Taskset[StartTask, PrefixTasksetConfig]):  # type: ignore
 
         Raises:
             UnknownNameError: A name does not exist.
-            CorpusError: The corpus is missing or damaged.
+            CorpusError: The corpus is missing, damaged, or of another version of the environment.
         """
         config = self.config
         return self._queries() if config.corpus else self._tasks()
@@ -137,9 +137,11 @@ class PrefixTaskset(vf.Taskset[StartTask, PrefixTasksetConfig]):  # type: ignore
             if name not in known:
                 raise UnknownNameError("strategy", name, known)
         env = make(corpus.manifest.env_id, **corpus.manifest.arguments)
-        label = find_dialogue(env, config.dialogue or None).label
+        dialogue = find_dialogue(env, config.dialogue or None)
+        label = dialogue.label
         if label not in corpus.manifest.dialogues:
             raise UnknownNameError("dialogue", label, corpus.manifest.dialogues)
+        corpus.check_environment(env, dialogue)
         for query in corpus.queries(config.split):
             if query.dialogue == label and self._wanted(query):
                 yield self._task(

@@ -21,6 +21,7 @@ def start_recorded(
     options: Mapping[str, Any],
     seed: int,
     observation: str,
+    data_hash: str | None = None,
 ) -> tuple[TextEnv, Dialogue]:
     """Make an environment and put it into a recorded state.
 
@@ -33,11 +34,18 @@ def start_recorded(
         seed: Seed of the reset.
         observation: What the reset has to give. After a turn without an action it is not compared:
             there the dialogue answered.
+        data_hash: Hash of the data it was recorded on; ``None`` where the corpus' was compared.
 
     Raises:
-        ConfigurationError: The dialogue has another version here, or the state is another.
+        ConfigurationError: The data are others here, the dialogue has another version, or the state
+            is another.
     """
     env = make(env_id, **arguments)
+    if data_hash not in (None, env.data_hash):
+        raise ConfigurationError(
+            f"{name!r} was recorded on data with the hash {data_hash}, {env_id} has "
+            f"{env.data_hash} here: use a corpus of this version"
+        )
     found = find_dialogue(env, dialogue.partition("@")[0])
     if found.label != dialogue:
         raise ConfigurationError(

@@ -189,6 +189,13 @@ def test_a_query_that_replays_to_something_else_is_refused(queries):
         make_rollout_func([changed])([prompt], _Trainer)
 
 
+def test_a_query_recorded_on_other_data_is_refused(queries):
+    older = queries[1].model_copy(update={"data_hash": "0" * 64})
+    prompt = [m.model_dump() for m in older.messages]
+    with pytest.raises(ConfigurationError, match="recorded on data with the hash 0000"):
+        make_rollout_func([older])([prompt], _Trainer)
+
+
 def test_a_cut_reply_gets_an_end_that_is_not_learned():
     folder = registry.method("base").checkpoint("TextCraft-v0")
     from transformers import AutoTokenizer
