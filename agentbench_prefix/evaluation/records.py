@@ -131,7 +131,7 @@ class EpisodeRecord(BaseModel):
         """Inverse of :meth:`to_line`.
 
         Raises:
-            ValueError: The line is not an episode record.
+            ValueError: The line is not an episode record; the message says why in one line.
         """
         # json.loads would guess at the encoding of bytes, and let encoded surrogates pass.
         text = line.decode("utf-8") if isinstance(line, bytes) else line
@@ -140,6 +140,10 @@ class EpisodeRecord(BaseModel):
             return cls.model_validate(json.loads(text))
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from error
 
 
 def read_episodes(path: Path) -> Iterator[EpisodeRecord]:
@@ -154,8 +158,8 @@ def read_episodes(path: Path) -> Iterator[EpisodeRecord]:
                 return
             try:
                 yield EpisodeRecord.from_line(line)
-            except (ValidationError, ValueError) as error:
+            except ValueError as error:
                 raise ConfigurationError(
-                    f"{path}:{number} is not an episode record ({str(error).splitlines()[0]}); "
+                    f"{path}:{number} is not an episode record ({error}); "
                     "run the evaluation's command again to redo what is damaged"
                 ) from error

@@ -4,7 +4,8 @@ Work is cut into fixed chunks of ``batch_size`` episodes (tasks in the split's o
 inner), so which episodes are played together follows from the configuration alone. A finished
 chunk is appended in one write. Nothing else is written to the episodes, but that a resume first
 removes the chunks that are unfinished, damaged or hold an errored episode; these are played again
-whole. That is what makes a resumed run equal to an unbroken one.
+whole. That is what makes a resumed run equal to an unbroken one. A kill leaves an unfinished chunk
+and a torn last line behind; of other lines that a resume removes it warns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -256,7 +257,7 @@ def evaluate(
 
     with _locked(folder):
         _claim(folder, key, warn)
-        finished = _keep_finished(folder / EPISODES, chunks, key, env.env_id)
+        finished = _keep_finished(folder / EPISODES, chunks, key, env.env_id, warn)
         waiting = [chunk for chunk in chunks if not finished.keys() >= set(chunk)]
         watch = _Watch(
             total=len(jobs),
@@ -383,29 +384,45 @@ def _claim(folder: Path, key: Mapping[str, Any], warn: Callable[[str], None]) ->
 
 
 def _keep_finished(
-    path: Path, chunks: Sequence[Sequence[Job]], key: Mapping[str, Any], env_id: str
+    path: Path,
+    chunks: Sequence[Sequence[Job]],
+    key: Mapping[str, Any],
+    env_id: str,
+    warn: Callable[[str], None],
 ) -> dict[Job, bool]:
     """Drop all but this run's whole chunks without an error; return what is kept, with success."""
     if not path.exists():
         return {}
     old = path.read_bytes()
+    planned = {job for chunk in chunks for job in chunk}
     lines: dict[Job, str] = {}
     success: dict[Job, bool] = {}
     spoilt: set[Job] = set()
-    own = env_id, key["data_hash"], key["env_arguments"], key["dialogue"]
-    for line in old.split(b"\n")[:-1]:
+    faults = []
+    # What is behind the last newline was torn by a kill.
+    for number, line in enumerate(old.split(b"\n")[:-1], start=1):
         try:
             record = EpisodeRecord.from_line(line)
-        except ValueError:  # torn by a crash: its chunk is incomplete and goes with it
+        except ValueError as error:
+            faults.append(f"line {number} is no episode record ({error})")
             continue
         job = (record.task_id, record.sample)
-        found = record.env_id, record.data_hash, record.arguments, record.dialogue, record.seed
-        if found != (*own, episode_seed(key["seed"], *job)):  # as good as missing
+        if fault := _foreign(record, planned, key, env_id):
+            faults.append(f"line {number} is not of this run ({fault})")
             continue
-        if job in lines or record.error is not None:
+        if job in lines:
+            faults.append(f"line {number} repeats task {job[0]!r}, sample {job[1]}")
+            spoilt.add(job)
+        if record.error is not None:
             spoilt.add(job)
         lines[job] = line.decode()
         success[job] = record.success
+    if faults:
+        shown = "; ".join(
+            fault if len(fault) <= 200 else f"{fault[:197]}..." for fault in faults[:3]
+        )
+        more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
+        warn(f"{path} was changed or damaged: {shown}{more}; what is missing is played again")
     kept = [
         job
         for chunk in chunks
@@ -416,6 +433,25 @@ def _keep_finished(
     if new.encode() != old:
         write_text_atomic(path, new)
     return {job: success[job] for job in kept}
+
+
+def _foreign(
+    record: EpisodeRecord, planned: Set[Job], key: Mapping[str, Any], env_id: str
+) -> str | None:
+    """Why an episode cannot be of this run; ``None`` if it can."""
+    job = (record.task_id, record.sample)
+    if job not in planned:
+        return f"task {job[0]!r}, sample {job[1]} is not planned"
+    for name, mine in (
+        ("env_id", env_id),
+        ("data_hash", key["data_hash"]),
+        ("arguments", key["env_arguments"]),
+        ("dialogue", key["dialogue"]),
+        ("seed", episode_seed(key["seed"], *job)),
+    ):
+        if getattr(record, name) != mine:
+            return f"{name} is {_short(getattr(record, name))}, expected {_short(mine)}"
+    return None
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -16,7 +16,7 @@ from agentbench_prefix.errors import (
     PolicyError,
     UnknownNameError,
 )
-from agentbench_prefix.evaluation.records import read_episodes
+from agentbench_prefix.evaluation.records import EpisodeRecord, read_episodes
 from agentbench_prefix.evaluation.runner import (
     EvalConfig,
     choose_tasks,
@@ -26,6 +26,7 @@ from agentbench_prefix.evaluation.runner import (
 from agentbench_prefix.evaluation.stats import wilson
 from agentbench_prefix.policies.base import Reply
 from agentbench_prefix.policies.scripted import OraclePolicy, RandomPolicy
+from agentbench_prefix.rollouts import episode_seed
 
 pytestmark = pytest.mark.usefixtures("toy_env")
 CONFIG = EvalConfig(method="random", env="Toy-v0", tasks=10, samples=4, batch_size=7)
@@ -238,23 +239,48 @@ def test_an_unfinished_chunk_is_played_again_whole():
     assert list(player.played.values()) == [1] * 7 + [2] * 33
 
 
+def other_job(line):
+    record = EpisodeRecord.from_line(line)
+    seed = episode_seed(CONFIG.seed, record.task_id, 4)
+    return record.model_copy(update={"sample": 4, "seed": seed}).to_line().encode()
+
+
+NO_RECORD = "line 9 is no episode record"
+FOREIGN = "line 9 is not of this run"
+
+
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "named"),
     [
-        b"\0\xff\0",
-        b'{"format": 1}',
-        b"",
-        b"[" * 100_000,
-        lambda line: line.replace(b'"look"', b'"l\xffok"'),
-        lambda line: line.replace(b'"look"', b'"l\xed\xa0\x80ok"'),
-        lambda line: line.replace(b'"env_id":"Toy-v0"', b'"env_id":"Toy-v1"'),
-        lambda line: line.replace(toy.Toy.data_hash.encode(), b"f" * 64),
-        lambda line: line.replace(b'"dialogue":"bare@1"', b'"dialogue":"bare@0"'),
-        lambda line: line.replace(b'"max_turns":8', b'"max_turns":9'),
-        lambda line: line.replace(b'"seed":', b'"seed":1'),
+        (b"\0\xff\0", NO_RECORD),
+        (b'{"format": 1}', f"{NO_RECORD} (env_id: Field required)"),
+        (b"", NO_RECORD),
+        (b"[" * 100_000, f"{NO_RECORD} (it is nested too deeply)"),
+        (lambda line: line[: len(line) // 2], NO_RECORD),
+        (lambda line: line.replace(b'"look"', b'"l\xffok"'), NO_RECORD),
+        (lambda line: line.replace(b'"look"', b'"l\xed\xa0\x80ok"'), NO_RECORD),
+        (
+            lambda line: line.replace(b'"n_turns":8', b'"n_turns":7'),
+            f"{NO_RECORD} (Value error, n_turns is 7, but there are 8 turns)",
+        ),
+        (
+            lambda line: line.replace(b'"env_id":"Toy-v0"', b'"env_id":"Toy-v1"'),
+            f"{FOREIGN} (env_id is 'Toy-v1', expected 'Toy-v0')",
+        ),
+        (
+            lambda line: line.replace(toy.Toy.data_hash.encode(), b"f" * 64),
+            f"{FOREIGN} (data_hash is 'ffff",
+        ),
+        (
+            lambda line: line.replace(b'"dialogue":"bare@1"', b'"dialogue":"bare@0"'),
+            f"{FOREIGN} (dialogue is 'bare@0', expected 'bare@1')",
+        ),
+        (lambda line: line.replace(b'"max_turns":8', b'"max_turns":9'), f"{FOREIGN} (arguments"),
+        (lambda line: line.replace(b'"seed":', b'"seed":1'), f"{FOREIGN} (seed is 1"),
+        (other_job, "sample 4 is not planned"),
     ],
 )
-def test_a_damaged_line_costs_its_chunk_only(damage):
+def test_a_damaged_line_is_named_and_costs_its_chunk_only(damage, named):
     player = Player()
     folder = run(policy=player).folder
     path = folder / "episodes.jsonl"
@@ -264,22 +290,47 @@ def test_a_damaged_line_costs_its_chunk_only(damage):
     assert damaged != lines[8]
     lines[8] = damaged
     path.write_bytes(b"\n".join(lines))
-    run(policy=player)
+    told = []
+    run(policy=player, warn=told.append)
+    assert len(told) == 1
+    assert told[0].startswith(f"{path} was changed or damaged: line 9 ")
+    assert named in told[0]
+    assert told[0].endswith("; what is missing is played again")
+    assert "\n" not in told[0]
     assert [job for job, times in player.played.items() if times == 2] == list(player.played)[7:14]
     assert (folder / "metrics.json").read_bytes() == metrics
     assert sorted(path.read_bytes().split(b"\n")) == sorted(whole.split(b"\n"))
+    run(policy=player)  # mended: nothing is left to warn of
 
 
-def test_a_chunk_that_is_there_twice_is_played_again():
+def test_a_chunk_that_is_there_twice_is_named_and_played_again():
     player = Player()
     folder = run(policy=player).folder
     path = folder / "episodes.jsonl"
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
     path.write_bytes(whole + b"".join(lines[:7]))
-    run(policy=player)
+    told = []
+    run(policy=player, warn=told.append)
+    first, fourth = (EpisodeRecord.from_line(lines[i]) for i in (0, 3))
+    assert f"line 41 repeats task {first.task_id!r}, sample {first.sample};" in told[0]
+    assert f"task {fourth.task_id!r}, sample {fourth.sample};" not in told[0]
+    assert "; and 4 more; what" in told[0]
     assert list(player.played.values()) == [2] * 7 + [1] * 33
     assert sorted(path.read_bytes().splitlines()) == sorted(whole.splitlines())
+
+
+def test_an_episode_that_was_never_planned_is_named_and_left_out():
+    player = Player()
+    folder = run(policy=player).folder
+    path = folder / "episodes.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + other_job(whole.split(b"\n")[8]) + b"\n")
+    told = []
+    run(policy=player, warn=told.append)
+    assert "line 41 is not of this run (task " in told[0]
+    assert set(player.played.values()) == {1}
+    assert path.read_bytes() == whole
 
 
 def test_leftovers_of_a_write_that_never_ended_do_no_harm():
