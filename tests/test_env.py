@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 
 import gymnasium as gym
@@ -10,6 +11,7 @@ import pytest
 import toys
 
 from agentbench_prefix import Snapshot
+from agentbench_prefix.env import TextEnv
 from agentbench_prefix.errors import (
     EnvironmentUsageError,
     PrefixError,
@@ -385,7 +387,8 @@ def test_rendering():
 
 def test_hooks_that_an_environment_lacks_say_so():
     env = toys.Bench()
-    for call in (env.teacher, env.candidate_actions, lambda: env.generate_tasks(0, 1)):
+    listed = functools.partial(TextEnv.candidate_actions, env)
+    for call in (env.teacher, listed, lambda: env.generate_tasks(0, 1)):
         with pytest.raises(NotImplementedError, match="Bench-v0"):
             call()
     assert env.out_of_reach("test", 1) == ()

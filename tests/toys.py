@@ -136,7 +136,7 @@ gym.register("Vault-v0", entry_point=Vault, max_episode_steps=None)
 
 
 class Bench(TextEnv):
-    """As little as an environment may implement: no hook, one task, lost by any answer but 4."""
+    """As little as an environment may implement: one hook, one task, lost by any answer but 4."""
 
     env_id = "Bench-v0"
     default_max_turns = 1
@@ -179,6 +179,9 @@ class Bench(TextEnv):
 
     def dialogues(self):
         return {"bare": BARE}
+
+    def candidate_actions(self):
+        return ["3", "4"]
 
 
 class NeverShut(Vault):
@@ -549,6 +552,19 @@ class StealsSuccess(Vault):
 class FieldsOfSets(Vault):
     def fields(self, observation):
         return {"words": set(observation.split())}
+
+
+class NothingToPlay(Vault):
+    def teacher(self, seed=None, *, detours=0.0):
+        raise NotImplementedError
+
+    def candidate_actions(self):
+        raise NotImplementedError
+
+
+class NoCandidateAtAll(NothingToPlay):
+    def candidate_actions(self):
+        return []
 
 
 class NoFields(Vault):

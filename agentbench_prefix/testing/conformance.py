@@ -240,6 +240,20 @@ def check_registration(target: Target) -> None:
 
 
 @_check
+def check_play(target: Target) -> None:
+    """A teacher or candidate actions give the suite something sensible to play."""
+    env = bare(target)
+    for task in _few_tasks(env):
+        _start(env, task)
+        _require(
+            bool(play.candidates(env)) or play.teacher_action(env) is not None,
+            f"at the start of {task!r} there is neither a teacher nor a candidate action, so that "
+            "the other checks would play little but nonsense and pass whatever is wrong: "
+            "implement candidate_actions() or teacher()",
+        )
+
+
+@_check
 def check_render(target: Target) -> None:
     """Rendering in the mode "ansi" shows the newest observation."""
     env = bare(target)

@@ -20,6 +20,8 @@ BROKEN = [
     (toys.NoneMeansDefault, "check_registration", "limit of 9: None is no limit"),
     (toys.LimitAsRule, "check_registration", "max_turns is no rule"),
     (toys.HashPerInstance, "check_registration", "same for every instance"),
+    (toys.NothingToPlay, "check_play", "neither a teacher nor a candidate action"),
+    (toys.NoCandidateAtAll, "check_play", r"implement candidate_actions\(\) or teacher\(\)"),
     (toys.RendersOlder, "check_render", "render"),
     (toys.LeakySplits, "check_splits", "share 6 tasks.*union_splits"),
     (toys.TwiceTheSameTask, "check_splits", "vault_6.*twice"),
