@@ -17,6 +17,7 @@ from agentbench_prefix.eval import eval_command, run, shipped_checkpoints
 from agentbench_prefix.evaluation.compare import compare as compare_runs
 from agentbench_prefix.evaluation.runner import find_dialogue
 from agentbench_prefix.evaluation.tables import make_console, print_comparison
+from agentbench_prefix.leaderboard import commands as leaderboard
 from agentbench_prefix.policies.scripted import HumanPolicy
 from agentbench_prefix.rollouts import play as play_episodes
 from agentbench_prefix.rollouts import start
@@ -34,6 +35,7 @@ app.command(name="train")(train_command)
 app.command(name="teach")(commands.teach_command)
 app.add_typer(commands.app, name="corpus")
 app.add_typer(hub.app, name="hub")
+app.add_typer(leaderboard.app, name="leaderboard")
 
 
 @app.command(name="list")

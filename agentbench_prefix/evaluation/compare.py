@@ -61,7 +61,7 @@ def compare(folder_a: Path, folder_b: Path) -> Comparison:
         ConfigurationError: A folder holds no finished run, or the runs are not over the same
             tasks, environment, data, split and number of samples.
     """
-    (key_a, a), (key_b, b) = _load(folder_a), _load(folder_b)
+    (key_a, a), (key_b, b) = load_evaluation(folder_a), load_evaluation(folder_b)
     changed = differences(key_a, key_b, ("in A", "in B"))
     clashes = [entry for entry in changed if entry.split(" ", 1)[0] in _SAME]
     if clashes:
@@ -91,7 +91,12 @@ def _paired(values: Any) -> PairedDifference:
     )
 
 
-def _load(folder: Path) -> tuple[dict[str, Any], Metrics]:
+def load_evaluation(folder: Path) -> tuple[dict[str, Any], Metrics]:
+    """Read what identifies a finished evaluation, and its metrics.
+
+    Raises:
+        ConfigurationError: The folder holds no finished evaluation.
+    """
     try:
         key: dict[str, Any] = json.loads((folder / CONFIG).read_text("utf-8"))["key"]
         return key, Metrics.model_validate_json((folder / METRICS).read_text("utf-8"))
