@@ -19,6 +19,7 @@ from agentbench_prefix.evaluation.runner import find_dialogue
 from agentbench_prefix.evaluation.tables import make_console, print_comparison
 from agentbench_prefix.leaderboard import commands as leaderboard
 from agentbench_prefix.policies.scripted import HumanPolicy
+from agentbench_prefix.report.commands import report_command
 from agentbench_prefix.rollouts import play as play_episodes
 from agentbench_prefix.rollouts import start
 from agentbench_prefix.train import train_command
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command(name="eval")(eval_command)
 app.command(name="train")(train_command)
+app.command(name="report")(report_command)
 app.command(name="teach")(commands.teach_command)
 app.add_typer(commands.app, name="corpus")
 app.add_typer(hub.app, name="hub")

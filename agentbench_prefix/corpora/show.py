@@ -20,8 +20,8 @@ from agentbench_prefix.errors import CorpusError, UnknownNameError
 from agentbench_prefix.policies.tokens import find_checkpoint
 from agentbench_prefix.serialization import ChatSerializer
 
-# From likely to unlikely: probability at least this, and the colour of the token.
-_SHADES = ((0.9, "green"), (0.5, "yellow"), (0.1, "dark_orange"), (0.0, "red"))
+SHADES = ((0.9, "green"), (0.5, "yellow"), (0.1, "dark_orange"), (0.0, "red"))
+"""From likely to unlikely: probability at least this, and the colour of the token."""
 
 
 def find_query(corpus: Corpus, split: str, query: str | None, model: str | None) -> QueryRow:
@@ -138,7 +138,7 @@ def print_query(
         for message in query.messages:
             console.print(Text(f"[{message.role}] ", style="bold").append(message.content))
     else:
-        console.print(_coloured(query, sidecar, serializer), soft_wrap=True)
+        console.print(coloured(query, sidecar, serializer), soft_wrap=True)
     console.rule("cut", style="dim")
     console.print(Text(f"the teacher went on: {query.next_action}"))
     console.print(Text(f"and was told: {query.next_observation}"))
@@ -148,12 +148,17 @@ def print_query(
             f"span [{begin}, {end}) of {sidecar.prompt_tokens} prompt tokens, "
             f"{sidecar.prefix_token_count} in the mask; probability under {sidecar.model}: "
         )
-        for least, style in _SHADES:
+        for least, style in SHADES:
             legend.append(f">={least} ", style=style)
         console.print(legend.append("(struck out: mistakes, not in the mask)"))
 
 
-def _coloured(query: QueryRow, sidecar: SidecarRow, serializer: ChatSerializer) -> Text:
+def coloured(query: QueryRow, sidecar: SidecarRow, serializer: ChatSerializer) -> Text:
+    """The prompt of a query, token by token: prefix, mask and probabilities by style.
+
+    Raises:
+        CorpusError: Span or mask of the sidecar does not fit the prompt.
+    """
     layout = serializer.lay_out(to_messages(query.messages))
     begin, end, mask = prefix_of(layout, query.trainable, query.prefix_turns)
     if (begin, end) != tuple(sidecar.assistant_prefix_span) or mask != sidecar.prefix_mask:
@@ -174,7 +179,7 @@ def _coloured(query: QueryRow, sidecar: SidecarRow, serializer: ChatSerializer) 
         if begin <= position < end:
             logprob = sidecar.assistant_prefix_old_log_probs[position - begin]
             if mask[position - begin]:
-                shade = next(style for least, style in _SHADES if math.exp(logprob) >= least)
+                shade = next(style for least, style in SHADES if math.exp(logprob) >= least)
                 style = f"bold {shade}"
             elif position in mistakes:
                 style = "strike"
