@@ -70,7 +70,8 @@ class Entry(_Part):
         init: What it starts from, or several: names of methods. Left out only with ``shipped``.
         init_from: Checkpoint folder to start from in place of the init's shipped one; ``{seed}``
             stands for the seed. Its card must name the init's method.
-        variant: Name of a variant, as the run's summary or the row is to call it.
+        variant: Variant of the method, for ``--variant``.
+        label: What tells the row from others of the method where options do, e.g. ``half``.
         seeds: Seeds; those of the plan by default.
         env: Environment; the plan's by default.
         tier: Tier; the plan's by default.
@@ -83,6 +84,7 @@ class Entry(_Part):
     init: _Labels = ()
     init_from: str | None = None
     variant: Annotated[str, Field(pattern=r"^[\w.+-]*$")] = ""
+    label: Annotated[str, Field(pattern=r"^[\w.+-]*$")] = ""
     seeds: tuple[int, ...] | None = None
     env: str | None = None
     tier: Label | None = None
@@ -128,7 +130,8 @@ class Job:
 
     Attributes:
         method: Method.
-        variant: Variant; empty for the main form.
+        variant: Variant that is trained; empty for the main form.
+        label: Addition to the variant in the row's name.
         init: What it starts from; for a shipped checkpoint, what its card says.
         init_from: What the training command is told to start from.
         env_id: Environment.
@@ -141,6 +144,7 @@ class Job:
 
     method: str
     variant: str
+    label: str
     init: str
     init_from: str
     env_id: str
@@ -151,9 +155,14 @@ class Job:
     evaluation: EvaluationPlan
 
     @property
+    def row_variant(self) -> str:
+        """Variant in the row's name."""
+        return "-".join(part for part in (self.variant, self.label) if part)
+
+    @property
     def name(self) -> str:
         """Name of its run folder and of its result."""
-        row = row_name(self.method, self.variant, self.init)
+        row = row_name(self.method, self.row_variant, self.init)
         return f"{self.env_id}-{self.tier}-{row}-seed{self.seed}"
 
 
@@ -172,7 +181,7 @@ def plan_jobs(plan: Plan) -> list[Job]:
     names = [job.name for job in jobs]
     if double := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigurationError(
-            f"the plan holds {', '.join(double)} twice: give one of them a variant, or leave it out"
+            f"the plan holds {', '.join(double)} twice: give one of them a label, or leave it out"
         )
     return jobs
 
@@ -181,10 +190,10 @@ def _entry_jobs(plan: Plan, entry: Entry, method: str) -> Iterator[Job]:
     env_id, tier = entry.env or plan.env, entry.tier or plan.tier
     options = {**plan.options, **entry.options}
     if entry.shipped:
-        if entry.init or entry.seeds or entry.options:
+        if entry.init or entry.variant or entry.seeds or entry.options:
             raise ConfigurationError(
-                f"the plan's entry of {method} is a shipped checkpoint: it takes no init, seeds or "
-                "options"
+                f"the plan's entry of {method} is a shipped checkpoint: it takes no init, variant, "
+                "seeds or options"
             )
         folder = registry.method(method).checkpoint(env_id)
         if folder is None:
@@ -192,7 +201,8 @@ def _entry_jobs(plan: Plan, entry: Entry, method: str) -> Iterator[Job]:
         run = load_summary(folder, tier)[0]
         yield Job(
             method=run.method,
-            variant=entry.variant,
+            variant=run.variant,
+            label=entry.label,
             init=run.init.name,
             init_from="",
             env_id=env_id,
@@ -214,6 +224,7 @@ def _entry_jobs(plan: Plan, entry: Entry, method: str) -> Iterator[Job]:
             yield Job(
                 method=method,
                 variant=entry.variant,
+                label=entry.label,
                 init=init,
                 init_from=(entry.init_from or init).replace("{seed}", str(seed)),
                 env_id=env_id,
@@ -231,6 +242,8 @@ def train_command(job: Job, folder: Path) -> list[str]:
     command = [sys.executable, "-m", "agentbench_prefix.train", "--method", job.method]
     command += ["--env", job.env_id, "--tier", job.tier, "--init", job.init_from]
     command += ["--seed", str(job.seed), "--out", str(folder), "--no-evaluate", "--no-progress"]
+    if job.variant:
+        command += ["--variant", job.variant]
     for name, value in job.options.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
@@ -363,8 +376,6 @@ class Filler:
             if not (folder / CHECKPOINT).is_dir():
                 raise _Failed(f"training ended, but left no {folder / CHECKPOINT}")
             summary, checkpoint = load_summary(folder, job.tier)
-        if summary.variant == "":
-            summary = summary.model_copy(update={"variant": job.variant})
         planned = job.method, job.variant, job.init, job.env_id, job.tier, job.seed
         found = summary.method, summary.variant, summary.init.name, summary.env_id, summary.tier
         for name, plan, run in zip(
@@ -375,7 +386,7 @@ class Filler:
         ):
             if plan != run:
                 raise _Failed(f"the plan's {name} is {plan!r}, the run in {folder} has {run!r}")
-        return summary, checkpoint
+        return summary.model_copy(update={"variant": job.row_variant}), checkpoint
 
     def _evaluated(self, job: Job, folder: Path, checkpoint: Path, split: str, lock: int) -> Path:
         out = folder / "eval" / split
@@ -452,7 +463,7 @@ def _claim(folder: Path, command: list[str]) -> bool:
     if there[1:] != command[1:]:
         raise ConfigurationError(
             f"{folder} was trained by `{' '.join(there[1:])}`, the plan now says "
-            f"`{' '.join(command[1:])}`: name a variant in the plan, or remove the folder"
+            f"`{' '.join(command[1:])}`: give the entry a label, or remove the folder"
         )
     return trained
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from agentbench_prefix.training.summary import (
     RunSummary,
     Sha256,
     Spent,
+    corpus_cost,
     describe,
     read_model,
     recipe_sha256,
@@ -307,7 +309,7 @@ def summarize_card(card: CheckpointCard, tier: str) -> RunSummary:
         data_hash=card.data_hash,
         dialogue=card.dialogue,
         tier=tier,
-        init=_shipped_init(started, card.env_id, origin.get("sha256")),
+        init=_init_of(started, card.env_id, origin),
         seed=training.seed,
         recipe=training.recipe,
         corpora=corpora,
@@ -323,36 +325,34 @@ def summarize_card(card: CheckpointCard, tier: str) -> RunSummary:
     )
 
 
-def _shipped_init(name: str, env_id: str, checkpoint_sha256: str | None) -> Init:
-    """The init of a card: it names a method or a folder, and the hash of the checkpoint."""
-    if name == "scratch":
-        return Init(name=name)
-    if name in registry.method_names():
-        folder = registry.method(name).checkpoint(env_id)
-    else:
-        folder = Path(name)
-    if folder is not None:
-        try:
-            hashes = check_checkpoint(folder)
-        except CheckpointError:
-            hashes = None
-        if hashes is not None and hashes.checkpoint == checkpoint_sha256:
+def _init_of(start: str, env_id: str, origin: Mapping[str, Any]) -> Init:
+    """The init that a card describes: a method's shipped checkpoint, a folder, or new weights."""
+    if start == "scratch":
+        return Init(name=start)
+    known = start in registry.method_names()
+    folder = registry.method(start).checkpoint(env_id) if known else Path(start).expanduser()
+    sha256 = origin.get("model_sha256")
+    name = start if known else Path(start).name
+    # The folder may hold another checkpoint by now.
+    with contextlib.suppress(CheckpointError):
+        if folder is not None and check_checkpoint(folder).checkpoint == origin.get("sha256"):
+            sha256 = sha256 or check_checkpoint(folder).model
             card = CheckpointCard.load(folder)
-            return Init(name=card.method if card else folder.name, model_sha256=hashes.model)
-    return Init(name=name if name in registry.method_names() else Path(name).name)
+            name = name if known or card is None else card.method
+    return Init(name=name, model_sha256=sha256)
 
 
 def _recorded(corpora: Mapping[str, str]) -> int:
-    """Trajectories in the files that a run learned from, of corpora that can be found here."""
+    """The teacher's episodes behind what a run learned from, of corpora that are at hand."""
     from agentbench_prefix.corpora.find import find_corpus
 
     total = 0
     for label, sha256 in corpora.items():
         name, _, file = label.split(" ", 2)
-        try:
-            entry = find_corpus(name).manifest.files.get(file)
-        except AgentBenchError:
-            continue
-        if entry is not None and entry.sha256 == sha256:
-            total += entry.rows
+        with contextlib.suppress(AgentBenchError):
+            corpus = find_corpus(name)
+            entry = corpus.manifest.files.get(file)
+            if entry is not None and entry.sha256 == sha256:
+                split = file.rpartition("/")[2].removesuffix(".parquet")
+                total += corpus_cost(corpus, split).teacher.rollouts
     return total

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agentbench_prefix import registry
 from agentbench_prefix.cards import CARD, CheckpointCard
-from agentbench_prefix.errors import CheckpointError, ConfigurationError
+from agentbench_prefix.errors import AgentBenchError, CheckpointError, ConfigurationError
 from agentbench_prefix.evaluation.runner import EvalConfig, evaluate
 from agentbench_prefix.evaluation.stats import Estimate
 from agentbench_prefix.files import sha256_file, write_json_atomic
@@ -38,7 +38,8 @@ def shipping_folder(run: Path, *, name: str | None = None, to: Path | None = Non
 
     Args:
         run: A finished training run.
-        name: Name of the folder; ``None`` for ``<method>[-<variant>][-from-<init>]``.
+        name: Name of the folder; ``None`` for ``<method>[-<variant>][-from-<init>]``, where an
+            init is not named that the method's own recipe starts from.
         to: Folder of an environment's checkpoints; ``None`` for ``checkpoints/<env>`` in the
             folder of the method, which must have one.
 
@@ -55,14 +56,29 @@ def shipping_folder(run: Path, *, name: str | None = None, to: Path | None = Non
                 "folder with --to"
             )
         to = home / "checkpoints" / summary.env_id
-    return to / (name or row_name(summary.method, summary.variant, summary.init.name))
+    if name is None:
+        init = summary.init.name
+        usual = _usual_init(summary.method, summary.env_id)
+        name = row_name(summary.method, summary.variant, "scratch" if init == usual else init)
+    return to / name
+
+
+def _usual_init(method: str, env_id: str) -> str | None:
+    """What a method's own recipe starts from, if it has one."""
+    try:
+        recipe = getattr(registry.method(method), "recipe", None)
+        init = None if recipe is None else recipe(env_id).init
+    except AgentBenchError:
+        return None
+    return init if isinstance(init, str) else None
 
 
 def ship(run: Path, target: Path, *, max_megabytes: float = MAX_MEGABYTES) -> Path:
     """Copy a run's final checkpoint as bfloat16 safetensors, with its tokenizer and card.
 
-    The copy appears whole or not at all, and replaces what was there. Its card names the hash of
-    the weights it was cast from, and has no results: they would be those of another file.
+    The copy appears whole or not at all, and replaces what was there. Weights that are bfloat16
+    already are copied byte for byte. Of others, the card then names the hash of the file they were
+    cast from, and has no results: they would be those of another file.
 
     Args:
         run: A finished training run, or a checkpoint folder with a card.
@@ -75,9 +91,6 @@ def ship(run: Path, target: Path, *, max_megabytes: float = MAX_MEGABYTES) -> Pa
     Raises:
         CheckpointError: The run is not finished, its checkpoint has no card, or it is too large.
     """
-    import torch
-    from safetensors.torch import load_file, save_file
-
     _, checkpoint = load_summary(run, "any")
     card = CheckpointCard.load(checkpoint)
     if card is None:
@@ -88,26 +101,19 @@ def ship(run: Path, target: Path, *, max_megabytes: float = MAX_MEGABYTES) -> Pa
     beside = target.with_name(f".{target.name}.partial")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
-    tensors = {
-        name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).contiguous()
-        for name, tensor in load_file(checkpoint / _WEIGHTS).items()
-    }
-    save_file(tensors, beside / _WEIGHTS, metadata={"format": "pt"})
     for name in _COPIED:
         if (checkpoint / name).is_file():
             shutil.copyfile(checkpoint / name, beside / name)
     config = json.loads((checkpoint / "config.json").read_text("utf-8"))
     config.pop("torch_dtype", None)
     write_json_atomic(beside / "config.json", {**config, "dtype": "bfloat16"})
-    sha256 = sha256_file(checkpoint / _WEIGHTS)
-    training = card.training.model_copy(update={"data": {**card.training.data, CAST_FROM: sha256}})
-    card.model_copy(
-        update={
-            "model_sha256": sha256_file(beside / _WEIGHTS),
-            "training": training,
-            "results": {},
-        }
-    ).save(beside)
+    if _cast(checkpoint / _WEIGHTS, beside / _WEIGHTS):
+        before = sha256_file(checkpoint / _WEIGHTS)
+        data = {**card.training.data, CAST_FROM: before}
+        training = card.training.model_copy(update={"data": data})
+        card = card.model_copy(update={"training": training, "results": {}})
+    after = sha256_file(beside / _WEIGHTS)
+    card.model_copy(update={"model_sha256": after}).save(beside)
     for path in beside.iterdir():
         path.chmod(0o644)  # weights are written readable by their owner alone
     size = sum(path.stat().st_size for path in beside.iterdir())
@@ -126,6 +132,26 @@ def ship(run: Path, target: Path, *, max_megabytes: float = MAX_MEGABYTES) -> Pa
     else:
         beside.rename(target)
     return target
+
+
+def _cast(source: Path, target: Path) -> bool:
+    """Write weights in bfloat16; say whether they were anything else before."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(source)
+    others = {
+        name
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and tensor.dtype != torch.bfloat16
+    }
+    if not others:
+        shutil.copyfile(source, target)
+        return False
+    for name in others:
+        tensors[name] = tensors[name].to(torch.bfloat16)
+    save_file(tensors, target, metadata={"format": "pt"})
+    return True
 
 
 def find_result(checkpoint: Path, results: Sequence[Result]) -> Result:

@@ -7,12 +7,15 @@ needs neither torch nor transformers.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
 
 from agentbench_prefix.errors import ConfigurationError
 from agentbench_prefix.files import canonical_json, sha256_text, write_json_atomic
+
+if TYPE_CHECKING:
+    from agentbench_prefix.corpora.reading import Corpus
 
 SUMMARY = "summary.json"
 CHECKPOINT = "checkpoint"
@@ -162,6 +165,32 @@ def recipe_sha256(recipe: dict[str, Any]) -> str:
     """Hash of a resolved recipe without seed and init: equal for runs that may be averaged."""
     kept = {name: value for name, value in recipe.items() if name not in _OWN_TO_A_RUN}
     return sha256_text(canonical_json(kept))
+
+
+def corpus_cost(
+    corpus: Corpus, split: str, dialogue: str | None = None, model: str | None = None
+) -> Preprocessing:
+    """What a corpus cost whoever made it, as far as its files tell.
+
+    Args:
+        corpus: The corpus.
+        split: The split that a run learns from.
+        dialogue: Dialogue of the sidecars that the run uses; ``None`` if it uses none.
+        model: Model of those sidecars.
+
+    Returns:
+        ``teacher``: the teacher's recorded episodes, unsolved ones included. ``sidecars``: tokens
+        of the prompts that were scored; what choosing the cuts took is not recorded in a corpus.
+    """
+    files = corpus.manifest.files
+    played = [files.get(f"{kind}/{split}.parquet") for kind in ("trajectories", "failures")]
+    scored = 0
+    if dialogue is not None and model is not None:
+        scored = sum(row.prompt_tokens for row in corpus.sidecars(split, dialogue, model))
+    return Preprocessing(
+        teacher=Cost(rollouts=sum(entry.rows for entry in played if entry is not None)),
+        sidecars=Cost(tokens=scored),
+    )
 
 
 def read_model(model: type[M], path: Path, what: str) -> M:
