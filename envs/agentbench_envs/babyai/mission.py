@@ -1,0 +1,138 @@
+"""Reads a running minigrid game: the world, where the player is, what the mission still asks."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from minigrid.envs.babyai.core.verifier import (
+    ActionInstr,
+    AfterInstr,
+    AndInstr,
+    BeforeInstr,
+    GoToInstr,
+    Instr,
+    ObjDesc,
+    OpenInstr,
+    PutNextInstr,
+)
+
+from agentbench_envs.babyai.planner import Goal, NoPlan
+from agentbench_envs.babyai.world import EMPTY, WALL, Situation, Thing, World
+
+
+class Game:
+    """A minigrid game as the planner sees it.
+
+    Args:
+        env: The game; it is only read.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._codes: dict[int, int] = {}
+        # They are kept, so that no other thing can be taken for one of them.
+        self._items: list[Any] = []
+        things = [Thing("", ""), Thing("wall", "")]
+
+        def add(item: Any) -> None:
+            inner = getattr(item, "contains", None)
+            if inner is not None:
+                add(inner)
+            self._codes[id(item)] = len(things)
+            self._items.append(item)
+            contains = EMPTY if inner is None else self._codes[id(inner)]
+            things.append(Thing(item.type, item.color, contains))
+
+        for item in env.grid.grid:
+            if item is not None and item.type != "wall":
+                add(item)
+        if env.carrying is not None:
+            add(env.carrying)
+        self._world = _world(env.grid.width, env.grid.height, tuple(things))
+
+    def look(self) -> Situation | None:
+        """Where the player is now; ``None`` if there are things that were not there before."""
+        env, codes = self._env, self._codes
+        cells, doors = bytearray(), {}
+        for item in env.grid.grid:
+            if item is None:
+                cells.append(EMPTY)
+            elif item.type == "wall":
+                cells.append(WALL)
+            elif id(item) in codes:
+                cells.append(codes[id(item)])
+                if item.type == "door":
+                    doors[codes[id(item)]] = item.encode()[2]
+            else:
+                return None
+        carrying = EMPTY if env.carrying is None else codes.get(id(env.carrying))
+        if carrying is None or doors.keys() != self._world.doors.keys():
+            return None
+        layout = self._world.layout(bytes(cells), bytes(doors[code] for code in self._world.doors))
+        x, y = (int(place) for place in env.agent_pos)
+        return Situation(layout, y * env.grid.width + x, int(env.agent_dir), carrying)
+
+    def missions(self) -> list[list[Goal]]:
+        """Goals that are left, in each order in which they may be achieved.
+
+        Raises:
+            NoPlan: The game's own rules cannot be met.
+        """
+        return [[self._goal(part) for part in order] for order in _orders(self._env.instrs)]
+
+    def _goal(self, instr: Any) -> Goal:
+        if isinstance(instr, PutNextInstr):
+            # The game compares with what was carried when it last looked.
+            fresh = self._env.carrying is not None and instr.preCarrying is None
+            return Goal(
+                "put",
+                self._matching(instr.desc_move),
+                (_name(instr.desc_move), _name(instr.desc_fixed)),
+                self._matching(instr.desc_fixed),
+                fresh=fresh,
+            )
+        things, names = self._matching(instr.desc), (_name(instr.desc),)
+        if isinstance(instr, GoToInstr):
+            width = self._env.grid.width
+            cells = tuple(int(y) * width + int(x) for x, y in instr.desc.obj_poss)
+            return Goal("face", things, names, cells=cells)
+        kind = "open" if isinstance(instr, OpenInstr) else "take"
+        return Goal(kind, things, names, strict=instr.strict)
+
+    def _matching(self, desc: ObjDesc) -> frozenset[int]:
+        known = (self._codes.get(id(item)) for item in desc.obj_set)
+        return frozenset(code for code in known if code is not None)
+
+
+def _name(desc: ObjDesc) -> str:
+    return " ".join(word for word in (desc.color, desc.type or "object") if word)
+
+
+@functools.lru_cache(maxsize=4)
+def _world(width: int, height: int, things: Sequence[Thing]) -> World:
+    # Plays of the same task share what was found out about it.
+    return World(width, height, things)
+
+
+def _orders(instr: Instr) -> list[list[ActionInstr]]:
+    if isinstance(instr, BeforeInstr | AfterInstr):
+        parts = [instr.instr_a, instr.instr_b]
+        done = instr.a_done
+        if isinstance(instr, AfterInstr):
+            parts.reverse()
+            done = instr.b_done
+        if done != "success" and all(isinstance(p, OpenInstr) and p.strict for p in parts):
+            raise NoPlan("opening the first door already fails the instruction about the second")
+        first = [[]] if done == "success" else _orders(parts[0])
+        return [one + two for one, two in itertools.product(first, _orders(parts[1]))]
+    if isinstance(instr, AndInstr):
+        left = [
+            part
+            for part, done in ((instr.instr_a, instr.a_done), (instr.instr_b, instr.b_done))
+            if done != "success"
+        ]
+        return [left, left[::-1]] if len(left) > 1 else [left]
+    return [[instr]]

@@ -1,0 +1,253 @@
+"""A teacher that plays by plan, and explores, errs and recovers as a player would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from agentbench_envs.babyai.explorer import Explorer
+from agentbench_envs.babyai.mission import Game
+from agentbench_envs.babyai.planner import Goal, NoPlan, Step, plan_mission
+from agentbench_envs.babyai.world import EMPTY, FIRST, LOCKED, Macro, Situation
+from agentbench_envs.textcraft.stable import StableRandom
+from agentbench_prefix.env import TeacherTurn
+
+if TYPE_CHECKING:
+    from agentbench_envs.babyai.env import BabyAIEnv
+
+_BUDGET = 6000
+"""Situations that a plan, and a plan within an exploration, may look at."""
+_LONGEST_EXPLORATION = 60
+"""Macro actions of an exploration where there is no turn limit."""
+_TRIES = 8
+"""Plans made for a task that the plainest plan does not solve within the turn limit."""
+_WORDS = {"left": "turn left", "right": "turn right", "forward": "step forward"}
+
+
+class PlannerTeacher:
+    """Plays a plan from wherever the environment is.
+
+    Without a seed it plays the shortest plan found, with the whole grid known. With a seed it
+    explores: it acts on what came into view alone, and only where that would not succeed within
+    the turn limit does it play a plan that knows better where to look. Thoughts speak of nothing
+    that was not in view.
+
+    Args:
+        env: The environment to play.
+        seed: Varies the play; ``None`` plays the plainest plan.
+        detours: Probability in [0, 1) that a turn is a detour instead of the next action of the
+            play: a look at the available actions, or a mistake, which is marked
+            ``trainable=False``. Where the turn limit leaves no room for one, there is none.
+
+    Attributes:
+        reason: Why there is no plan that fits the turn limit; empty if there is one.
+    """
+
+    def __init__(self, env: BabyAIEnv, seed: int | None, detours: float) -> None:
+        if not 0 <= detours < 1:
+            raise ValueError(f"detours must be in [0, 1), got {detours}")
+        if detours and seed is None:
+            raise ValueError("detours need a seed")
+        self.env = env
+        self.detours = detours
+        self.random = None if seed is None else StableRandom(f"teacher/{seed}/{env.task_id}")
+        self.steps: list[Step] = []
+        self.reason = ""
+        self._game: Game | None = None
+        self._missions: list[list[Goal]] = []
+        self._expected: Situation | None = None
+        self._seen: set[int] = set()
+        self._spoken: Goal | None = None
+
+    def next_turn(self) -> TeacherTurn:
+        """The next action of the play, or a detour."""
+        now = self._look()
+        self._seen.update(now.layout.view(now.cell, now.heading))
+        if not self.steps or now != self._expected:
+            self._plan(now)
+        if self.random is not None and self.random.uniform() < self.detours:
+            turn = self._detour(now, self.random)
+            if turn is not None:
+                self._expected = None if turn.trainable is False else now
+                return turn
+        if not self.steps:
+            return TeacherTurn("turn right", "I know no way to do this, so I look around.")
+        step = self.steps.pop(0)
+        self._expected = now.after(step.macro)
+        return TeacherTurn(self._text(step.macro), self._thought(step, now))
+
+    def _look(self) -> Situation:
+        now = None if self._game is None else self._game.look()
+        if now is None:
+            self._game = Game(self.env.game)
+            now = self._game.look()
+            assert now is not None
+        return now
+
+    # ------------------------------------------------------------------ what to do
+    def _room(self) -> int:
+        """Turns that are left."""
+        limit = self.env.max_turns
+        return _LONGEST_EXPLORATION if limit is None else limit - self.env.turn
+
+    def _plan(self, now: Situation) -> None:
+        self.steps, self.reason = [], ""
+        assert self._game is not None
+        try:
+            self._missions = self._game.missions()
+            if self.random is not None and self._explore(now, self.random):
+                return
+            self.steps = plan_mission(now, self._missions, self.random, budget=_BUDGET)
+            if len(self.steps) > self._room() and not self.env.turn:
+                self.steps = plan_mission(now, self._missions, budget=_BUDGET, tries=_TRIES)
+        except NoPlan as reason:
+            self.reason = str(reason)
+        if len(self.steps) > self._room():
+            self.reason = f"the shortest plan found takes {len(self.steps)} turns"
+
+    def _explore(self, now: Situation, random: StableRandom) -> bool:
+        explorer = Explorer(now, frozenset(self._seen), random, _BUDGET)
+        try:
+            self.steps = explorer.play(random.pick(self._missions), self._room())
+        except NoPlan:
+            return False
+        return True
+
+    # ------------------------------------------------------------------ what to say
+    def _text(self, macro: Macro) -> str:
+        return self._texts()[macro]
+
+    def _texts(self) -> Mapping[Macro, str]:
+        raise NotImplementedError
+
+    def _thought(self, step: Step, now: Situation) -> str:
+        said = self._reason_for(step, now)
+        if step.goal == self._spoken:
+            return said
+        self._spoken = step.goal
+        return f"I have to {_task(step.goal)}. {said}"
+
+    def _reason_for(self, step: Step, now: Situation) -> str:
+        layout, macro = now.layout, step.macro
+        things = layout.world.things
+        seen = {layout.cells[cell] for cell in self._seen}
+        in_view = {layout.cells[cell] for cell in layout.view(now.cell, now.heading)}
+        wanted = step.goal.things | step.goal.beside
+
+        def name(code: int) -> str:
+            return f"{things[code].color} {things[code].kind}"
+
+        meant = layout.cells[macro.cell] if macro.cell >= 0 else now.facing
+        ends = meant in step.things
+        if macro.kind == "drop":
+            if step.aim == "rid":
+                return f"I need my hands free, so I put the {name(now.carrying)} down here."
+            beside = step.goal.names[-1]
+            return f"The free cell ahead is next to the {beside}. I drop the {name(now.carrying)}."
+        if macro.kind == "pickup":
+            if meant in step.goal.things:
+                return f"I see the {name(meant)}, so I pick it up."
+            locked = [
+                code
+                for code in layout.world.doors
+                if code in seen and layout.door(code) == LOCKED
+                if things[code].color == things[meant].color
+            ]
+            if things[meant].kind != "key":
+                return f"The {name(meant)} is in my way, so I take it."
+            if locked:
+                return f"The {name(locked[0])} is locked, so I take the {name(meant)}."
+            return f"The {name(meant)} may open a door, so I take it."
+        if step.aim == "unbox" and macro.kind == "toggle":
+            return f"The {name(meant)} may hold what I need, so I open it."
+        if step.aim == "open" and ends and macro.kind in ("toggle", "through"):
+            if layout.door(meant) == LOCKED:
+                return f"I have the {things[meant].color} key, so I unlock the {name(meant)}."
+            verb = "close it to open it again" if layout.door(meant) == 0 else "open it"
+            return f"I see the {name(meant)}, so I {verb}."
+        if step.aim == "face" and ends and macro.kind == "go":
+            return f"I see the {name(meant)}, so I walk up to it."
+        move = _WORDS.get(macro.kind) or (
+            f"walk to the {name(meant)}" if macro.kind == "go" else f"go through the {name(meant)}"
+        )
+        if step.aim == "rid":
+            return f"I {move} to put the {name(now.carrying)} down where it is in no way."
+        about = sorted(step.things & seen)
+        sought = step.goal.names[0] if not about or about[0] in wanted else name(about[0])
+        if step.aim == "put":
+            beside = step.goal.names[-1]
+            if step.goal.beside & in_view:
+                return f"I {move} to have a free cell next to the {beside} ahead of me."
+            sought, about = beside, sorted(step.goal.beside & seen)
+        if not about:
+            return f"I do not see the {sought} yet. I {move} to look there."
+        if set(about) & in_view:
+            return f"I {move} to get to the {sought}."
+        return f"The {sought} is out of sight now. I {move} to get back to it."
+
+    # ------------------------------------------------------------------ detours
+    def _detour(self, now: Situation, random: StableRandom) -> TeacherTurn | None:
+        """A look around or a mistake; ``None`` if the turns left do not allow it."""
+        room = self._room() - len(self.steps)
+        if not self.steps or room < 1:
+            return None
+        layout, things = now.layout, now.layout.world.things
+        goals = [goal for mission in self._missions for goal in mission]
+        strict = any(goal.strict for goal in goals)
+        wanted = frozenset().union(*(goal.things | goal.beside for goal in goals))
+        others = [
+            (cell, layout.cells[cell])
+            for cell in layout.reach(now.cell, now.heading)
+            if layout.cells[cell] >= FIRST and layout.cells[cell] not in wanted
+        ]
+        lying = [pair for pair in others if things[pair[1]].kind != "door"]
+        doors = [(cell, code) for cell, code in others if things[code].kind == "door"]
+        next_macro = self.steps[0].macro
+        kind = random.weighted(
+            ("look", "turn", "absent", "go", "pickup", "door", "drop", "bump"),
+            (0.05, 0.2, 0.1, 0.2, 0.15, 0.1, 0.1, 0.1),
+        )
+
+        def name(code: int) -> str:
+            return f"{things[code].color} {things[code].kind}"
+
+        def mistake(macro: Macro, thought: str) -> TeacherTurn:
+            return TeacherTurn(self._text(macro), thought, False)
+
+        if kind == "turn" and room >= 2:
+            side = random.pick(["left", "right"])
+            if side != next_macro.kind:
+                return mistake(Macro(side), f"Perhaps there is something on my {side}.")
+        if kind == "absent":
+            sought = self.steps[0].goal.names[0]
+            in_view = {layout.cells[cell] for cell in layout.view(now.cell, now.heading)}
+            if len(sought.split()) == 2 and not self.steps[0].goal.things & in_view:
+                return TeacherTurn(
+                    f"go to {sought} 1", f"Perhaps I can walk straight to the {sought}.", False
+                )
+        if kind == "go" and room >= 4 and lying:
+            cell, code = random.pick(lying)
+            if Macro("go", cell) != next_macro and cell != now.front:
+                return mistake(Macro("go", cell), f"I have a look at the {name(code)}.")
+        if kind == "pickup" and room >= 5 and lying and not now.carrying and not strict:
+            cell, code = random.pick(lying)
+            if Macro("pickup", cell) != next_macro:
+                return mistake(Macro("pickup", cell), f"The {name(code)} might come in handy.")
+        if kind == "door" and room >= 6 and doors and not strict:
+            cell, code = random.pick(doors)
+            if Macro("through", cell) != next_macro and now.opens(code):
+                return mistake(Macro("through", cell), f"I try the {name(code)}.")
+        can_drop = now.carrying and now.facing == EMPTY and next_macro.kind != "drop"
+        if kind == "drop" and room >= 3 and can_drop:
+            return mistake(Macro("drop"), f"I put the {name(now.carrying)} down for now.")
+        if kind == "bump" and not layout.is_clear(now.front):
+            return TeacherTurn("move forward", "I walk on.", False)
+        if kind == "look":
+            return TeacherTurn("check available actions", "Let me see what I can do here.")
+        return None
+
+
+def _task(goal: Goal) -> str:
+    verb = {"face": "go to", "open": "open", "take": "pick up", "put": "put"}[goal.kind]
+    rest = f" next to the {goal.names[-1]}" if goal.kind == "put" else ""
+    return f"{verb} the {goal.names[0]}{rest}"
