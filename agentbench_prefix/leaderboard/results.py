@@ -187,8 +187,8 @@ def _check_group(where: str, rates: Rates, solved: list[int], samples: int) -> N
             else:
                 value = math.fsum(pass_at_k(samples, c, int(k)) for c in solved) / n
             expected[f"{kind}.{k}.value"], stored[f"{kind}.{k}.value"] = value, estimate.value
-            if not estimate.low - TOLERANCE <= estimate.value <= estimate.high + TOLERANCE:
-                raise ValueError(f"{where}.{kind}.{k} has an interval that its value is not in")
+            if not estimate.low - TOLERANCE <= value <= estimate.high + TOLERANCE:
+                raise ValueError(f"{where}.{kind}.{k} has an interval that the rate is not in")
     for name, value in expected.items():
         if not abs(stored[name] - value) <= TOLERANCE:
             raise ValueError(
