@@ -11,7 +11,7 @@ changes, is its log-probability.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ _OWN_ARGUMENTS = frozenset(
         "tokenizer",
         "tokenizer_revision",
         "trust_remote_code",
+        "worker_extension_cls",
     }
 )
 """Engine arguments that the policy sets itself, or that may not be set."""
@@ -98,6 +99,29 @@ class TemperedLogSoftmax(LogitsProcessorV1, LogitsProcessorV2):  # type: ignore[
         return (logits / self._temperature).log_softmax(-1, dtype=torch.float32)
 
 
+class KnownTokens:
+    """What is added to the engine's workers, so that distributions are over the tokenizer's ids.
+
+    No logits processor sees the logits of prompts.
+    """
+
+    get_model: Callable[[], Any]
+    """The worker's own."""
+
+    def agentbench_prefix_leave_out(self, vocabulary: int) -> None:
+        """Let the model's logits of shape ``[rows, ids]`` be ``-inf`` from id ``vocabulary`` on."""
+        model = self.get_model()
+        compute = model.compute_logits
+
+        def compute_logits(*arguments: Any, **named: Any) -> torch.Tensor | None:
+            logits: torch.Tensor | None = compute(*arguments, **named)
+            if logits is not None:  # else another worker has them
+                logits[..., vocabulary:] = -math.inf
+            return logits
+
+        model.compute_logits = compute_logits
+
+
 class VLLMPolicy:
     """Plays with vLLM's offline engine; make one with :meth:`load`.
 
@@ -107,7 +131,8 @@ class VLLMPolicy:
     logits by rounding.
 
     Ids that the tokenizer does not know (a vocabulary padded beyond ``len(tokenizer)``) are never
-    drawn, and a reply's log-probabilities are those of the distribution over the ids that exist.
+    drawn, and log-probabilities, of replies and of prompts, are those of the distribution over the
+    ids that exist.
 
     Args:
         engine: The engine, set up as :meth:`load` does it.
@@ -120,6 +145,7 @@ class VLLMPolicy:
 
     Raises:
         CheckpointError: Model and tokenizer do not fit each other.
+        ConfigurationError: The engine cannot leave out ids that the tokenizer lacks.
     """
 
     def __init__(
@@ -155,6 +181,18 @@ class VLLMPolicy:
             "context": self.context,
             "v2_model_runner": config.use_v2_model_runner,
         }
+        if rows > self.vocabulary:
+            try:
+                engine.collective_rpc(
+                    KnownTokens.agentbench_prefix_leave_out.__name__, args=(self.vocabulary,)
+                )
+            except Exception as error:
+                raise ConfigurationError(
+                    f"the model has {rows} ids but the tokenizer only {self.vocabulary}, and this "
+                    f"engine cannot leave out the rest ({error}): load the policy with "
+                    "VLLMPolicy.load"
+                ) from error
+        # Workers that share out the rows of the logits of replies compute them by another method.
         self._padding = dict.fromkeys(range(self.vocabulary, rows), -math.inf) or None
 
     @classmethod
@@ -228,6 +266,7 @@ class VLLMPolicy:
                 dtype=dtype,
                 generation_config="vllm",
                 trust_remote_code=False,
+                worker_extension_cls=f"{__name__}.{KnownTokens.__qualname__}",
                 **{"enable_prefix_caching": True, **engine_arguments},
                 **cut,
             )
@@ -278,10 +317,7 @@ class VLLMPolicy:
         self.engine.llm_engine.engine_core.shutdown()
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Teacher-force token sequences at temperature 1.
-
-        Unlike a reply's log-probabilities these are over all ids of the model, padded ones
-        included, whose share is negligible once a model is trained.
+        """Teacher-force token sequences at temperature 1, over the ids that the tokenizer has.
 
         Args:
             token_ids: Sequences, each shorter than the engine's context.

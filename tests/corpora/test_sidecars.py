@@ -325,9 +325,10 @@ def test_vllm_scores_at_temperature_1_only(tiny_checkpoint):
 def test_vllm_gives_the_sidecars_of_transformers(tmp_path, rows, record_property):
     from tiny import make_model, make_tokenizer
 
-    # Without padded ids, over which vLLM sums, too; its attention takes heads of 64.
     folder, tokenizer = tmp_path / "model", make_tokenizer()
-    model = make_model(head_dim=64, vocab_size=len(tokenizer), max_position_embeddings=4096)
+    # Its attention takes heads of 64; the other ids would have a tenth of the mass.
+    model = make_model(head_dim=64, vocab_size=288, max_position_embeddings=4096)
+    assert len(tokenizer) == 259
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     mine, theirs = (

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +34,111 @@ def test_without_vllm_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch)
         importlib.import_module(MODULE)
 
 
+# ------------------------------------------------------------------ an engine's stand-in
+class Worker:
+    """Holds a model whose logits are a table: those behind token ``t`` are its row ``t``."""
+
+    def __init__(self, table: Any) -> None:
+        self.model = SimpleNamespace(compute_logits=lambda ids: table[ids].clone())
+
+    def get_model(self) -> Any:
+        return self.model
+
+
+class Engine:
+    """As much of ``vllm.LLM`` as scoring prompts takes."""
+
+    def __init__(self, worker: Worker, rows: int) -> None:
+        self.worker = worker
+        model = SimpleNamespace(
+            get_vocab_size=lambda: rows, max_model_len=CONTEXT, dtype="torch.float32"
+        )
+        config = SimpleNamespace(model_config=model, use_v2_model_runner=False)
+        self.llm_engine = SimpleNamespace(vllm_config=config)
+
+    def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        return [getattr(self.worker, method)(*args)]
+
+    def generate(self, prompts: list[Any], parameters: Any, use_tqdm: bool) -> list[Any]:
+        import torch
+
+        outputs = []
+        for prompt in prompts:
+            ids = prompt["prompt_token_ids"]
+            rows = self.worker.get_model().compute_logits(torch.tensor(ids[:-1])).log_softmax(-1)
+            pairs = zip(ids[1:], rows, strict=True)
+            found = [{token: SimpleNamespace(logprob=float(row[token]))} for token, row in pairs]
+            outputs.append(SimpleNamespace(prompt_logprobs=[None, *found]))
+        return outputs
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module, imported with a vLLM that has names and nothing else."""
+    names = {
+        "vllm": {"SamplingParams": lambda **given: given, "LLM": Engine, "__version__": "0"},
+        "vllm.inputs": {"TokensPrompt": dict},
+        "vllm.platforms": {"current_platform": SimpleNamespace(device_type="cpu")},
+        "vllm.v1.sample.logits_processor": {"LogitsProcessor": type("One", (), {})},
+        "vllm.v1.worker.gpu.sample.logits_processor": {"LogitsProcessor": type("Two", (), {})},
+    }
+    for name, members in names.items():
+        module = ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    yield importlib.import_module(MODULE)
+    sys.modules.pop(MODULE)
+
+
+def load_stand_in(module: Any, engine: Engine, tokenizer: Any) -> Any:
+    settings = {"temperature": 1.0, "top_p": 1.0, "max_tokens": MAX_TOKENS}
+    return module.VLLMPolicy(engine, tokenizer, stop_ids=[], source={}, **settings)
+
+
+@pytest.mark.parametrize("padded", [0, 13])
+def test_prompts_are_scored_over_the_ids_of_the_tokenizer(
+    stand_in: Any, tokenizer: Any, padded: int
+) -> None:
+    import torch
+
+    known = len(tokenizer)
+    table = torch.randn(known, known + padded, generator=torch.Generator().manual_seed(0))
+    table[:, known:] += 5  # most of the mass, if it were counted
+    worker = type("Extended", (Worker, stand_in.KnownTokens), {})(table)
+    policy = load_stand_in(stand_in, Engine(worker, known + padded), tokenizer)
+    sequences = [tokenizer(text)["input_ids"] for text in ("one two", "", "x", "three")]
+    scores = policy.score(sequences)
+    expected = table[:, :known].log_softmax(-1)
+    compared = 0
+    for ids, score in zip(sequences, scores, strict=True):
+        assert len(score) == len(ids)
+        for before, token, found in zip(ids, ids[1:], score[1:], strict=False):
+            assert found == pytest.approx(float(expected[before, token]), abs=1e-5)
+            compared += 1
+    assert compared == 6 + 0 + 0 + 4
+    assert worker.model.compute_logits(torch.tensor([0])).shape == (1, known + padded)
+    assert torch.isfinite(table).all()
+
+
+def test_workers_without_logits_have_nothing_to_leave_out(stand_in: Any) -> None:
+    worker = type("Extended", (Worker, stand_in.KnownTokens), {})(None)
+    worker.model.compute_logits = lambda ids: None
+    worker.agentbench_prefix_leave_out(3)
+    assert worker.model.compute_logits([0]) is None
+
+
+def test_an_engine_that_cannot_leave_ids_out_is_refused(stand_in: Any, tokenizer: Any) -> None:
+    import torch
+
+    known = len(tokenizer)
+    plain = Worker(torch.zeros(known, known + 5))
+    with pytest.raises(ConfigurationError, match=f"has {known + 5} ids .* only {known}.*load"):
+        load_stand_in(stand_in, Engine(plain, known + 5), tokenizer)
+    assert load_stand_in(stand_in, Engine(plain, known), tokenizer).score([[3, 4]])
+
+
+# ------------------------------------------------------------------ the engine itself
 def needs_vllm(test: Any) -> Any:
     absent = importlib.util.find_spec("vllm") is None
     for mark in (
@@ -254,7 +359,7 @@ def test_score_is_teacher_forcing(
     for ids, score in zip(sequences, scores, strict=True):
         assert all(math.isnan(entry) for entry in score[:1])
         if len(ids) > 1:
-            expected = logits(reference, ids).log_softmax(-1)
+            expected = logits(reference, ids)[:, : len(tokenizer)].log_softmax(-1)
             gaps = [abs(score[t] - float(expected[t, ids[t]])) for t in range(1, len(ids))]
             worst = max(worst, *gaps)
     record_property("figures", f"scores within {worst:.1e}")
@@ -301,6 +406,7 @@ def test_description_is_json_and_names_what_changes_replies(case: Case, policy: 
         ({"device": "abacus"}, "abacus"),
         ({"hf_token": "secret"}, "hf_token"),
         ({"trust_remote_code": True}, "trust_remote_code"),
+        ({"worker_extension_cls": "a.B"}, "worker_extension_cls"),
         ({"max_model_len": {1}}, "JSON"),
         ({"no_such_argument": 1}, "no_such_argument"),
     ],
