@@ -46,15 +46,22 @@ def build_command(
     if check:
         stale = stale_pages(folder, made)
         for name in stale:
-            console.print(f"{folder / name} is not what the results give", markup=False)
+            console.print(
+                f"{folder / name} is not what the results give", markup=False, soft_wrap=True
+            )
         if stale:
-            console.print(f"run agentbench-prefix leaderboard build --dir {folder}", markup=False)
+            console.print(
+                f"run agentbench-prefix leaderboard build --dir {folder}",
+                markup=False,
+                soft_wrap=True,
+            )
             raise typer.Exit(1)
         console.print(f"{len(made)} pages are what the results give")
         return
     changed = write_pages(folder, made)
     for name in changed:
-        console.print(f"{'wrote' if name in made else 'removed'} {folder / name}", markup=False)
+        verb = "wrote" if name in made else "removed"
+        console.print(f"{verb} {folder / name}", markup=False, soft_wrap=True)
     console.print(f"{len(made)} pages, {len(changed)} changed")
 
 
@@ -92,7 +99,9 @@ def fill_command(
     stages: collections.OrderedDict[Job, tuple[str, float]] = collections.OrderedDict()
 
     def report(job: Job, stage: str) -> None:
-        console.print(f"{time.strftime('%H:%M:%S')} {job.name}: {stage}", markup=False)
+        console.print(
+            f"{time.strftime('%H:%M:%S')} {job.name}: {stage}", markup=False, soft_wrap=True
+        )
         stages[job] = stage, time.monotonic()
         if stage == "done" or stage.startswith(("done ", "FAILED")):
             stages.pop(job)

@@ -27,7 +27,9 @@ from agentbench_prefix.training.summary import Cost
 
 INDEX = "README.md"
 _PREPARATIONS = ("teacher", "sidecars", "probe", "calibration")
-_GENERATED = "Written by `agentbench-prefix leaderboard build`; change the results, not this page."
+_MARK = "Written by `agentbench-prefix leaderboard build`"
+_GENERATED = f"{_MARK}; change the results, not this page."
+_CSV_MARKS = (b"env,tier,split,family,method,variant,init,", b"env,method,model,tasks,metric,")
 
 
 def build(folder: Path) -> dict[str, str]:
@@ -81,13 +83,19 @@ def write_pages(folder: Path, made: dict[str, str]) -> list[str]:
 
 
 def stale_pages(folder: Path, made: dict[str, str]) -> list[str]:
-    """Names of pages in a folder that are not, byte for byte, what its results give."""
+    """Names of pages in a folder that are not, byte for byte, what its results give.
+
+    A file that ``build`` would not have written is nobody's page and not among them.
+    """
     pages = [path for ending in ("md", "csv") for path in folder.glob(f"*.{ending}")]
     there = {path.name: path.read_bytes() for path in pages}
-    return sorted(
+    left_over = {
         name
-        for name in there.keys() | made.keys()
-        if name not in made or there.get(name) != made[name].encode()
+        for name, text in there.items()
+        if name not in made and (_MARK.encode() in text or text.startswith(_CSV_MARKS))
+    }
+    return sorted(
+        left_over | {name for name, text in made.items() if there.get(name) != text.encode()}
     )
 
 

@@ -184,7 +184,7 @@ def made_up(splits, samples=SAMPLES, settings=None, **run):
             "recipe": {"lr": 0.001, "seed": fields["seed"], "init": init},
             "spent": Spent(steps=10, rollouts=80, generated_tokens=900, learned_tokens=800),
             "wall_seconds": 60.0,
-            "model_sha256": hashlib.sha256(json.dumps(sorted(fields.items())).encode()).hexdigest(),
+            "model_sha256": hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest(),
             "code_version": "d" * 40,
             "command": "train",
             **{name: value for name, value in fields.items() if name != "recipe"},
