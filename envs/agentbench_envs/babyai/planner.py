@@ -245,7 +245,11 @@ class Planner:
                 for cells, before in zip(ways, hardness, strict=True)
             )
 
-        for manners in (3, 2, 1, 0):
+        # The best manners may take many turns.
+        best = 3
+        if self.random is not None and self.random.uniform() < 0.5:
+            best = self.random.between(1, 3)
+        for manners in range(best, -1, -1):
 
             def last(
                 there: Situation, manners: int = manners
@@ -269,7 +273,9 @@ class Planner:
                 return
             _, blocked = _obstacle(self.now, targets, self._busy)
             if blocked is None:
-                raise NoPlan("no way")
+                thing = self.now.layout.world.things[self.now.layout.cells[targets[0]]]
+                what = f"{thing.color} {thing.kind}".strip() or "cell"
+                raise NoPlan(f"the {what} is out of reach without what lies behind it")
             code = self.now.layout.cells[blocked]
             with self._bound_for(frozenset(self.now.layout.cells[cell] for cell in targets)):
                 if code in self.now.layout.world.doors:
@@ -508,7 +514,7 @@ def plan_mission(
     missions: Sequence[Sequence[Goal]],
     random: StableRandom | None = None,
     *,
-    budget: int = 4000,
+    budget: int,
     tries: int = 1,
 ) -> list[Step]:
     """The shortest plan found.
@@ -516,29 +522,34 @@ def plan_mission(
     Args:
         start: Where the player is.
         missions: The mission's goals in the orders in which they may be achieved.
-        random: Varies the plans; ``None`` gives the plainest, unless there are several tries.
-        budget: How many situations may be looked at, in a try of an order.
-        tries: How many plans are made for each order, all but the first varied.
+        random: Varies the plans; ``None`` gives the plainest, and varies further tries alone.
+        budget: How many situations a plan may look at, and how many all further tries together.
+        tries: How often a plan is made for each order.
 
     Raises:
         NoPlan: None was found.
     """
     best: list[Step] | None = None
     reason = NoPlan("nothing is left to do")
+    left = budget
     for attempt in range(tries):
         chance = random
         if attempt and random is None:
             chance = StableRandom(f"plan/{attempt}")
         for goals in missions:
-            planner = Planner(start, chance, budget)
+            planner = Planner(start, chance, left if attempt else budget)
             try:
                 for goal, then in zip(goals, [*goals[1:], None], strict=True):
                     planner.achieve(goal, then)
             except NoPlan as found:
                 reason = found
-                continue
-            if best is None or len(planner.steps) < len(best):
-                best = planner.steps
+            else:
+                if best is None or len(planner.steps) < len(best):
+                    best = planner.steps
+            if attempt:
+                left = planner.budget
+            if left < 0:
+                break
     if best is None:
         raise reason
     return best

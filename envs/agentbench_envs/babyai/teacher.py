@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agentbench_envs.babyai.explorer import Explorer
@@ -20,7 +21,7 @@ _BUDGET = 6000
 _LONGEST_EXPLORATION = 60
 """Macro actions of an exploration where there is no turn limit."""
 _TRIES = 8
-"""Plans made for a task that the plainest plan does not solve within the turn limit."""
+"""Plans of which the shortest is taken."""
 _WORDS = {"left": "turn left", "right": "turn right", "forward": "step forward"}
 
 
@@ -95,11 +96,12 @@ class PlannerTeacher:
         assert self._game is not None
         try:
             self._missions = self._game.missions()
-            if self.random is not None and self._explore(now, self.random):
-                return
-            self.steps = plan_mission(now, self._missions, self.random, budget=_BUDGET)
-            if len(self.steps) > self._room() and not self.env.turn:
-                self.steps = plan_mission(now, self._missions, budget=_BUDGET, tries=_TRIES)
+            if self.random is None:
+                self.steps = _shortest(now, self._missions)
+            elif not self._explore(now, self.random):
+                self.steps = plan_mission(now, self._missions, self.random, budget=_BUDGET)
+                if len(self.steps) > self._room():
+                    self.steps = _shortest(now, self._missions)
         except NoPlan as reason:
             self.reason = str(reason)
         if len(self.steps) > self._room():
@@ -245,6 +247,15 @@ class PlannerTeacher:
         if kind == "look":
             return TeacherTurn("check available actions", "Let me see what I can do here.")
         return None
+
+
+def _shortest(now: Situation, missions: Sequence[Sequence[Goal]]) -> list[Step]:
+    return [*_remembered(now, tuple(tuple(goals) for goals in missions))]
+
+
+@functools.lru_cache(maxsize=64)
+def _remembered(now: Situation, missions: tuple[tuple[Goal, ...], ...]) -> tuple[Step, ...]:
+    return tuple(plan_mission(now, missions, budget=_BUDGET, tries=_TRIES))
 
 
 def _task(goal: Goal) -> str:
