@@ -5,7 +5,6 @@ What they do is imported when they run, so that the command line starts without 
 
 from __future__ import annotations
 
-import collections
 import time
 from pathlib import Path
 from typing import Annotated
@@ -96,15 +95,15 @@ def fill_command(
 
     console = make_console()
     planned = plan_jobs(Plan.load(plan))
-    stages: collections.OrderedDict[Job, tuple[str, float]] = collections.OrderedDict()
+    stages: dict[str, tuple[str, float]] = {}
 
     def report(job: Job, stage: str) -> None:
         console.print(
             f"{time.strftime('%H:%M:%S')} {job.name}: {stage}", markup=False, soft_wrap=True
         )
-        stages[job] = stage, time.monotonic()
+        stages[job.name] = stage, time.monotonic()
         if stage == "done" or stage.startswith(("done ", "FAILED")):
-            stages.pop(job)
+            stages.pop(job.name)
 
     filler = Filler(folder / RESULTS, runs, report)
     if dry_run:
@@ -122,9 +121,9 @@ def fill_command(
             table = Table(box=box.SIMPLE, padding=(0, 1))
             for name in ("run", "stage", "so far", "time"):
                 table.add_column(name, overflow="fold")
-            for job, (stage, since) in list(stages.items()):
-                name = stage.partition(" (")[0]
-                table.add_row(job.name, name, progress_of(runs / job.name), elapsed(since))
+            for name, (stage, since) in list(stages.items()):
+                what = stage.partition(" (")[0]
+                table.add_row(name, what, progress_of(runs / name), elapsed(since))
             return Group(table)
 
     stderr = make_console(stderr=True)
