@@ -11,7 +11,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from types import EllipsisType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentbench_envs.babyai import agentgym, levels, macros, tasks
 from agentbench_envs.babyai.board import Board
@@ -20,6 +20,9 @@ from agentbench_envs.babyai.view import Seen, describe, list_actions
 from agentbench_prefix.dialogue import Dialogue
 from agentbench_prefix.env import JSON, Outcome, PlayedTurn, TextEnv
 from agentbench_prefix.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from agentbench_envs.babyai.teacher import PlannerTeacher
 
 _BOARDS_KEPT = 4
 _GOAL = "Your goal: "
@@ -298,6 +301,12 @@ class BabyAIEnv(TextEnv):
     def dialogues(self) -> Mapping[str, Dialogue]:
         """``full`` and ``compact``."""
         return DIALOGUES
+
+    def teacher(self, seed: int | None = None, *, detours: float = 0.0) -> PlannerTeacher:
+        """Return a teacher that plays by plan; see :class:`PlannerTeacher`."""
+        from agentbench_envs.babyai.teacher import PlannerTeacher
+
+        return PlannerTeacher(self, seed, detours)
 
     def candidate_actions(self) -> Sequence[str]:
         """Every action that the observation lists, in its order."""
