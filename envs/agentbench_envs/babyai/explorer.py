@@ -6,6 +6,7 @@ import dataclasses
 import heapq
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from agentbench_envs.babyai.planner import Goal, NoPlan, Planner, Step
 from agentbench_envs.babyai.world import EMPTY, WALL, Layout, Macro, Situation
@@ -110,8 +111,9 @@ class Explorer:
         self, known: Situation, guess: Layout, worth: int, doors: bool
     ) -> list[tuple[Macro, Situation]]:
         count = itertools.count()
-        best, best_score = None, 0.0
-        queue: list[tuple[float, int, Situation, object]] = [(0.0, 0, known, None)]
+        best: Any = None
+        best_score = 0.0
+        queue: list[tuple[float, int, Situation, Any]] = [(0.0, 0, known, None)]
         done: set[tuple[int, int]] = set()
         deepest = float("inf")
         while queue:
@@ -134,9 +136,8 @@ class Explorer:
                     entry = (macro, here, link)
                     heapq.heappush(queue, (turns + 1, next(count), there, entry))
         path = []
-        entry = best
-        while entry is not None:
-            macro, here, entry = entry
+        while best is not None:
+            macro, here, best = best
             path.append((macro, here))
         return path[::-1]
 

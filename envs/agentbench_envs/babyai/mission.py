@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from minigrid.envs.babyai.core.verifier import (
-    ActionInstr,
     AfterInstr,
     AndInstr,
     BeforeInstr,
     GoToInstr,
-    Instr,
     ObjDesc,
     OpenInstr,
     PutNextInstr,
@@ -27,11 +25,11 @@ class Game:
     """A minigrid game as the planner sees it.
 
     Args:
-        env: The game; it is only read.
+        raw: The game; it is only read.
     """
 
-    def __init__(self, env: Any) -> None:
-        self._env = env
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
         self._codes: dict[int, int] = {}
         # They are kept, so that no other thing can be taken for one of them.
         self._items: list[Any] = []
@@ -46,18 +44,18 @@ class Game:
             contains = EMPTY if inner is None else self._codes[id(inner)]
             things.append(Thing(item.type, item.color, contains))
 
-        for item in env.grid.grid:
+        for item in raw.grid.grid:
             if item is not None and item.type != "wall":
                 add(item)
-        if env.carrying is not None:
-            add(env.carrying)
-        self._world = _world(env.grid.width, env.grid.height, tuple(things))
+        if raw.carrying is not None:
+            add(raw.carrying)
+        self._world = _world(raw.grid.width, raw.grid.height, tuple(things))
 
     def look(self) -> Situation | None:
         """Where the player is now; ``None`` if there are things that were not there before."""
-        env, codes = self._env, self._codes
+        raw, codes = self.raw, self._codes
         cells, doors = bytearray(), {}
-        for item in env.grid.grid:
+        for item in raw.grid.grid:
             if item is None:
                 cells.append(EMPTY)
             elif item.type == "wall":
@@ -68,12 +66,12 @@ class Game:
                     doors[codes[id(item)]] = item.encode()[2]
             else:
                 return None
-        carrying = EMPTY if env.carrying is None else codes.get(id(env.carrying))
+        carrying = EMPTY if raw.carrying is None else codes.get(id(raw.carrying))
         if carrying is None or doors.keys() != self._world.doors.keys():
             return None
         layout = self._world.layout(bytes(cells), bytes(doors[code] for code in self._world.doors))
-        x, y = (int(place) for place in env.agent_pos)
-        return Situation(layout, y * env.grid.width + x, int(env.agent_dir), carrying)
+        x, y = (int(place) for place in raw.agent_pos)
+        return Situation(layout, y * raw.grid.width + x, int(raw.agent_dir), carrying)
 
     def missions(self) -> list[list[Goal]]:
         """Goals that are left, in each order in which they may be achieved.
@@ -81,12 +79,12 @@ class Game:
         Raises:
             NoPlan: The game's own rules cannot be met.
         """
-        return [[self._goal(part) for part in order] for order in _orders(self._env.instrs)]
+        return [[self._goal(part) for part in order] for order in _orders(self.raw.instrs)]
 
     def _goal(self, instr: Any) -> Goal:
         if isinstance(instr, PutNextInstr):
             # The game compares with what was carried when it last looked.
-            fresh = self._env.carrying is not None and instr.preCarrying is None
+            fresh = self.raw.carrying is not None and instr.preCarrying is None
             return Goal(
                 "put",
                 self._matching(instr.desc_move),
@@ -96,7 +94,7 @@ class Game:
             )
         things, names = self._matching(instr.desc), (_name(instr.desc),)
         if isinstance(instr, GoToInstr):
-            width = self._env.grid.width
+            width = self.raw.grid.width
             cells = tuple(int(y) * width + int(x) for x, y in instr.desc.obj_poss)
             return Goal("face", things, names, cells=cells)
         kind = "open" if isinstance(instr, OpenInstr) else "take"
@@ -117,7 +115,7 @@ def _world(width: int, height: int, things: Sequence[Thing]) -> World:
     return World(width, height, things)
 
 
-def _orders(instr: Instr) -> list[list[ActionInstr]]:
+def _orders(instr: Any) -> list[list[Any]]:
     if isinstance(instr, BeforeInstr | AfterInstr):
         parts = [instr.instr_a, instr.instr_b]
         done = instr.a_done
@@ -126,7 +124,7 @@ def _orders(instr: Instr) -> list[list[ActionInstr]]:
             done = instr.b_done
         if done != "success" and all(isinstance(p, OpenInstr) and p.strict for p in parts):
             raise NoPlan("opening the first door already fails the instruction about the second")
-        first = [[]] if done == "success" else _orders(parts[0])
+        first: list[list[Any]] = [[]] if done == "success" else _orders(parts[0])
         return [one + two for one, two in itertools.product(first, _orders(parts[1]))]
     if isinstance(instr, AndInstr):
         left = [

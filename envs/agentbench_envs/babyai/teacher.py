@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from agentbench_envs.babyai.explorer import Explorer
+from agentbench_envs.babyai.macros import (
+    CHECK,
+    DROP,
+    FORWARD,
+    LEFT,
+    PICKUP,
+    RIGHT,
+    TOGGLE,
+    Choices,
+)
 from agentbench_envs.babyai.mission import Game
 from agentbench_envs.babyai.planner import Goal, NoPlan, Step, plan_mission
 from agentbench_envs.babyai.world import EMPTY, FIRST, LOCKED, Macro, Situation
@@ -22,6 +32,16 @@ _LONGEST_EXPLORATION = 60
 """Macro actions of an exploration where there is no turn limit."""
 _TRIES = 8
 """Plans of which the shortest is taken."""
+_KINDS = {
+    (LEFT,): "left",
+    (RIGHT,): "right",
+    (FORWARD,): "forward",
+    (DROP,): "drop",
+    (TOGGLE,): "toggle",
+    (PICKUP,): "pickup",
+    (): "go",
+    (TOGGLE, FORWARD): "through",
+}
 _WORDS = {"left": "turn left", "right": "turn right", "forward": "step forward"}
 
 
@@ -40,6 +60,9 @@ class PlannerTeacher:
             play: a look at the available actions, or a mistake, which is marked
             ``trainable=False``. Where the turn limit leaves no room for one, there is none.
 
+    Raises:
+        NotImplementedError: The environment plays AgentGym's rules.
+
     Attributes:
         reason: Why there is no plan that fits the turn limit; empty if there is one.
     """
@@ -49,6 +72,10 @@ class PlannerTeacher:
             raise ValueError(f"detours must be in [0, 1), got {detours}")
         if detours and seed is None:
             raise ValueError("detours need a seed")
+        if env.compat is not None:
+            raise NotImplementedError(
+                f"{env.env_id} has no teacher under compat={env.compat!r}: make it without compat"
+            )
         self.env = env
         self.detours = detours
         self.random = None if seed is None else StableRandom(f"teacher/{seed}/{env.task_id}")
@@ -75,13 +102,18 @@ class PlannerTeacher:
             return TeacherTurn("turn right", "I know no way to do this, so I look around.")
         step = self.steps.pop(0)
         self._expected = now.after(step.macro)
-        return TeacherTurn(self._text(step.macro), self._thought(step, now))
+        return TeacherTurn(written(self._raw)[step.macro], self._thought(step, now))
+
+    @property
+    def _raw(self) -> Any:
+        return self.env.board.raw
 
     def _look(self) -> Situation:
-        now = None if self._game is None else self._game.look()
+        game = self._game
+        now = game.look() if game is not None and game.raw is self._raw else None
         if now is None:
-            self._game = Game(self.env.game)
-            now = self._game.look()
+            game = self._game = Game(self._raw)
+            now = game.look()
             assert now is not None
         return now
 
@@ -116,12 +148,6 @@ class PlannerTeacher:
         return True
 
     # ------------------------------------------------------------------ what to say
-    def _text(self, macro: Macro) -> str:
-        return self._texts()[macro]
-
-    def _texts(self) -> Mapping[Macro, str]:
-        raise NotImplementedError
-
     def _thought(self, step: Step, now: Situation) -> str:
         said = self._reason_for(step, now)
         if step.goal == self._spoken:
@@ -214,7 +240,7 @@ class PlannerTeacher:
             return f"{things[code].color} {things[code].kind}"
 
         def mistake(macro: Macro, thought: str) -> TeacherTurn:
-            return TeacherTurn(self._text(macro), thought, False)
+            return TeacherTurn(written(self._raw)[macro], thought, False)
 
         if kind == "turn" and room >= 2:
             side = random.pick(["left", "right"])
@@ -245,8 +271,24 @@ class PlannerTeacher:
         if kind == "bump" and not layout.is_clear(now.front):
             return TeacherTurn("move forward", "I walk on.", False)
         if kind == "look":
-            return TeacherTurn("check available actions", "Let me see what I can do here.")
+            return TeacherTurn(CHECK, "Let me see what I can do here.")
         return None
+
+
+def written(raw: Any) -> dict[Macro, str]:
+    """How the environment writes what can be done from where the player is.
+
+    Args:
+        raw: The minigrid game.
+    """
+    texts = {}
+    for text, macro in Choices(raw).actions.items():
+        if macro.target is not None:
+            kind = "through" if macro.tail == (FORWARD,) else _KINDS[macro.tail]
+            texts[Macro(kind, macro.target.cell)] = text
+        elif macro.tail:
+            texts[Macro(_KINDS[macro.tail])] = text
+    return texts
 
 
 def _shortest(now: Situation, missions: Sequence[Sequence[Goal]]) -> list[Step]:

@@ -253,7 +253,8 @@ class Layout:
             front = at + steps[facing]
             after = [(at, (facing - 1) % 4), (at, (facing + 1) % 4)]
             if front in visible:
-                found.setdefault(front, place)
+                if front != cell:  # a door that the player stands in is not looked at
+                    found.setdefault(front, place)
                 if clear[cells[front]]:
                     after.insert(0, (front, facing))
             for then in after:
