@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -9,11 +10,12 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agentbench_prefix import registry
-from agentbench_prefix.errors import MissingExtraError, UnknownNameError
+from agentbench_prefix.errors import MissingExtraError
 from agentbench_prefix.eval import run
 from agentbench_prefix.evaluation.tables import make_console, print_metrics
 
-TIERS = ("cpu",)
+SHOWN = ("loss", "reward", "turns")
+"""Metrics beside the progress bar."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -22,9 +24,17 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 def train_command(
     method: Annotated[str, typer.Option(help="Registered method, e.g. sft.")],
     env: Annotated[str, typer.Option(help="Environment id.")],
-    tier: Annotated[str, typer.Option(help="Size of the run: cpu.")] = "cpu",
+    tier: Annotated[
+        str, typer.Option(help="Size of the run: cpu, or another of the recipe's, e.g. qwen3-1.7b.")
+    ] = "cpu",
     recipe: Annotated[
         Path | None, typer.Option(help="YAML file to use instead of the method's own recipe.")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="Variant of the method, one of its recipe's.")
+    ] = None,
+    corpus: Annotated[
+        str | None, typer.Option(help="Corpus to learn from: name, folder or Hub id at a commit.")
     ] = None,
     init: Annotated[
         str | None,
@@ -35,7 +45,8 @@ def train_command(
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Run folder. Default: runs/train/ENV/METHOD-seedN.")
+        Path | None,
+        typer.Option(help="Run folder. Default: runs/train/ENV/METHOD[-VARIANT][-INIT]-seedN."),
     ] = None,
     evaluate: Annotated[
         bool, typer.Option(help="Evaluate on the test split and write the results to the card.")
@@ -46,8 +57,6 @@ def train_command(
 
     The same command resumes a broken run.
     """
-    if tier not in TIERS:
-        raise UnknownNameError("tier", tier, TIERS)
     registry.environment_class(env)
     try:
         import torch
@@ -58,24 +67,29 @@ def train_command(
     torch.set_num_threads(1)
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     trained = registry.method(method)
-    folder = out or Path("runs") / "train" / env / f"{method}-seed{seed or 0}"
+    name = "-".join([method, *filter(None, (variant, init and Path(init).name))])
+    folder = out or Path("runs") / "train" / env / f"{name}-seed{seed or 0}"
     columns = (
         TextColumn("steps"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
+        TextColumn("{task.fields[shown]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=make_console(stderr=True), disable=not progress) as bar:
-        task = bar.add_task("", total=None, loss=float("nan"))
+        task = bar.add_task("", total=None, shown="")
 
-        def report(step: int, total: int, loss: float) -> None:
-            bar.update(task, completed=step + 1, total=total, loss=loss)
+        def report(step: int, total: int, metrics: Mapping[str, float]) -> None:
+            shown = " ".join(f"{n} {metrics[n]:.3f}" for n in SHOWN if n in metrics)
+            bar.update(task, completed=step + 1, total=total, shown=shown)
 
         checkpoint = trained.train(
             env,
             out=folder,
+            tier=tier,
             recipe_file=recipe,
+            variant=variant,
+            corpus=corpus,
             init=init,
             seed=seed,
             steps=steps,

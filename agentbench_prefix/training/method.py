@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,11 @@ from agentbench_prefix.env import TextEnv
 from agentbench_prefix.errors import CheckpointError, ConfigurationError, UnknownNameError
 from agentbench_prefix.evaluation.runner import differences, find_dialogue
 from agentbench_prefix.files import canonical_json, sha256_file, write_json_atomic
-from agentbench_prefix.policies.tokens import check_checkpoint, find_checkpoint
+from agentbench_prefix.policies.tokens import (
+    FoundCheckpoint,
+    check_checkpoint,
+    find_checkpoint,
+)
 from agentbench_prefix.serialization import ChatSerializer
 from agentbench_prefix.training.recipe import SFTRecipe, load_recipe
 
@@ -81,8 +85,11 @@ class SupervisedMethod:
         env_id: str,
         *,
         out: Path,
+        tier: str = "cpu",
         recipe_file: Path | None = None,
-        progress: Callable[[int, int, float], None] | None = None,
+        variant: str | None = None,
+        corpus: str | None = None,
+        progress: Callable[[int, int, Mapping[str, float]], None] | None = None,
         **overrides: Any,
     ) -> Path:
         """Train and write ``out/checkpoint``; resumes what an earlier call left in ``out``.
@@ -90,8 +97,11 @@ class SupervisedMethod:
         Args:
             env_id: Environment.
             out: Folder of the run.
+            tier: Size of the run; there is one.
             recipe_file: Recipe to use instead of the method's own.
-            progress: Called with ``(step, steps, loss)``.
+            variant: Variant of the method; there is none.
+            corpus: Corpus to learn from instead of the recipe's.
+            progress: Called with ``(step, steps, metrics)``.
             **overrides: Recipe fields to replace.
 
         Returns:
@@ -102,7 +112,14 @@ class SupervisedMethod:
         from agentbench_prefix.training.data import corpora_of
         from agentbench_prefix.training.sft import run_sft
 
+        if tier != "cpu":
+            raise UnknownNameError(f"tier of {self.name}", tier, ["cpu"])
+        if variant is not None:
+            raise UnknownNameError(f"variant of {self.name}", variant, [])
         recipe = self.recipe(env_id, recipe_file, **overrides)
+        if corpus is not None:
+            recipe = recipe.on_corpus(corpus)
+            overrides["corpus"] = corpus
         given = {name: value for name, value in overrides.items() if value is not None}
         env = registry.make(env_id)
         dialogue = find_dialogue(env, recipe.dialogue)
@@ -117,7 +134,7 @@ class SupervisedMethod:
             "data_hash": env.data_hash,
             "corpora": corpora,
         }
-        _claim(out, identity)
+        claim(out, identity)
         checkpoint = out / "checkpoint"
         if (checkpoint / "model.safetensors").is_file():
             return checkpoint
@@ -130,7 +147,7 @@ class SupervisedMethod:
 
         def report(step: int, loss: float) -> None:
             if progress is not None:
-                progress(step, recipe.steps, loss)
+                progress(step, recipe.steps, {"loss": loss})
 
         summary = run_sft(recipe, model, serializer, env, out, progress=report)
         beside = out / "checkpoint.partial"
@@ -182,7 +199,7 @@ class SupervisedMethod:
 
 def _start(recipe: SFTRecipe, env: TextEnv) -> tuple[Any, Any, dict[str, Any]]:
     """Model, tokenizer and a description of where they come from."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from agentbench_prefix.training.data import draw, play_draw
     from agentbench_prefix.training.tokenizer import build_word_tokenizer
@@ -203,24 +220,63 @@ def _start(recipe: SFTRecipe, env: TextEnv) -> tuple[Any, Any, dict[str, Any]]:
             **recipe.model,
         )
         return Qwen3ForCausalLM(config), tokenizer, {"from": "scratch"}
-    if recipe.init in registry.method_names():
-        shipped = registry.method(recipe.init).checkpoint(recipe.env_id)
-        if shipped is None:
-            raise CheckpointError(
-                f"method {recipe.init!r} ships no checkpoint for {recipe.env_id}: train it with "
-                f"python -m agentbench_prefix.train --method {recipe.init} --env {recipe.env_id} "
-                "and pass its folder with --init"
-            )
-        folder, source = find_checkpoint(shipped)
-    else:
-        folder, source = find_checkpoint(recipe.init, None)
-    sha256 = check_checkpoint(folder).checkpoint
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", use_safetensors=True)
-    origin = {"from": recipe.init, **source, "sha256": sha256}
-    return model, AutoTokenizer.from_pretrained(folder), origin
+    return load_start(recipe.init, recipe.env_id)
 
 
-def _claim(out: Path, identity: dict[str, Any]) -> None:
+def load_start(
+    init: str, env_id: str, *, revision: str | None = None, dtype: str = "float32"
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Load what a run starts from.
+
+    Args:
+        init: A method's name (its shipped checkpoint), a folder or a Hub id.
+        env_id: Environment.
+        revision: Commit of a Hub id.
+        dtype: Number format of the weights.
+
+    Returns:
+        Model, tokenizer, and what identifies them: ``from``, ``sha256`` (of configuration and
+        weights), ``model_sha256`` (of the weights), and a Hub id's commit.
+
+    Raises:
+        CheckpointError: Nothing usable is there.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, source = find_start(init, env_id, revision)
+    hashes = check_checkpoint(folder)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, use_safetensors=True, trust_remote_code=False
+    )
+    origin = {
+        "from": init,
+        **source,
+        "sha256": hashes.checkpoint,
+        "model_sha256": hashes.model,
+    }
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    return model, tokenizer, origin
+
+
+def find_start(init: str, env_id: str, revision: str | None = None) -> FoundCheckpoint:
+    """Find the checkpoint that a method's name, a folder or a Hub id stands for.
+
+    Raises:
+        CheckpointError: The method ships none, or nothing is there.
+    """
+    if init not in registry.method_names():
+        return find_checkpoint(init, revision)
+    shipped = registry.method(init).checkpoint(env_id)
+    if shipped is None:
+        raise CheckpointError(
+            f"method {init!r} ships no checkpoint for {env_id}: train it with "
+            f"python -m agentbench_prefix.train --method {init} --env {env_id} "
+            "and pass its folder with --init"
+        )
+    return find_checkpoint(shipped, revision)
+
+
+def claim(out: Path, identity: dict[str, Any]) -> None:
     """Write what identifies the run, or check that the folder's run is the same."""
     path = out / RUN
     try:

@@ -104,6 +104,23 @@ class SFTRecipe(_Strict):
     learn_mistakes: bool = False
     stages: tuple[Stage, ...] = Field(min_length=1)
 
+    def on_corpus(self, corpus: str) -> SFTRecipe:
+        """The recipe with another corpus in the place of its own.
+
+        Raises:
+            ConfigurationError: It learns from none.
+        """
+        if not any(stage.corpus for stage in self.stages):
+            raise ConfigurationError(
+                "the recipe learns from a teacher that plays anew, not from a corpus: leave out "
+                "--corpus, or give a recipe with a stage on a corpus"
+            )
+        stages = tuple(
+            stage.model_copy(update={"corpus": corpus}) if stage.corpus else stage
+            for stage in self.stages
+        )
+        return self.model_copy(update={"stages": stages})
+
     def progress(self, step: int) -> float:
         """Share of the schedule that lies before a step."""
         return step / (self.schedule_steps or self.steps)
