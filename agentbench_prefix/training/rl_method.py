@@ -43,6 +43,7 @@ from agentbench_prefix.training.summary import (
     Preprocessing,
     RunSummary,
     Spent,
+    corpus_cost,
     describe,
 )
 
@@ -267,7 +268,7 @@ class ReinforcementMethod:
             recipe=recipe.model_dump(mode="json"),
             corpora=data.corpora,
             spent=spent,
-            preprocessing=Preprocessing(),
+            preprocessing=corpus_preparation(recipe, data.dialogue),
             wall_seconds=trainer.seconds,
             device=recipe.device,
             threads=torch.get_num_threads(),
@@ -361,6 +362,16 @@ def prepare_data(recipe: RLRecipe, serializer: ChatSerializer, origin: Mapping[s
     held_out = set(watched)
     pool = QueryPool((q for q in queries if q.task_id not in held_out), spec.family_weights)
     return Data(env, dialogue, pool, watched, corpora, _name_of(recipe.init))
+
+
+def corpus_preparation(recipe: RLRecipe, dialogue: Dialogue) -> Preprocessing:
+    """What the corpus of a recipe cost: its teacher, and the sidecars that are used."""
+    from agentbench_prefix.corpora.find import find_corpus
+
+    spec = recipe.queries
+    if spec.corpus is None:
+        return Preprocessing()
+    return corpus_cost(find_corpus(spec.corpus), spec.split, dialogue.name, spec.sidecar)
 
 
 def _weights_of(name: str, env_id: str, origin: Mapping[str, Any]) -> str | None:
