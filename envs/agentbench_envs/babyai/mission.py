@@ -116,21 +116,19 @@ def _world(width: int, height: int, things: Sequence[Thing]) -> World:
 
 
 def _orders(instr: Any) -> list[list[Any]]:
+    done: Any
+    parts: list[tuple[Any, Any]]
     if isinstance(instr, BeforeInstr | AfterInstr):
-        parts = [instr.instr_a, instr.instr_b]
-        done = instr.a_done
+        one, two, done = instr.instr_a, instr.instr_b, instr.a_done
         if isinstance(instr, AfterInstr):
-            parts.reverse()
-            done = instr.b_done
-        if done != "success" and all(isinstance(p, OpenInstr) and p.strict for p in parts):
+            one, two, done = instr.instr_b, instr.instr_a, instr.b_done
+        if done == "success":
+            return _orders(two)
+        if all(isinstance(part, OpenInstr) and part.strict for part in (one, two)):
             raise NoPlan("opening the first door already fails the instruction about the second")
-        first: list[list[Any]] = [[]] if done == "success" else _orders(parts[0])
-        return [one + two for one, two in itertools.product(first, _orders(parts[1]))]
+        return [[*early, *late] for early, late in itertools.product(_orders(one), _orders(two))]
     if isinstance(instr, AndInstr):
-        left = [
-            part
-            for part, done in ((instr.instr_a, instr.a_done), (instr.instr_b, instr.b_done))
-            if done != "success"
-        ]
+        parts = [(instr.instr_a, instr.a_done), (instr.instr_b, instr.b_done)]
+        left = [part for part, done in parts if done != "success"]
         return [left, left[::-1]] if len(left) > 1 else [left]
     return [[instr]]

@@ -523,7 +523,7 @@ def plan_mission(
         start: Where the player is.
         missions: The mission's goals in the orders in which they may be achieved.
         random: Varies the plans; ``None`` gives the plainest, and varies further tries alone.
-        budget: How many situations a plan may look at, and how many all further tries together.
+        budget: How many situations a plan may look at; a further try gets a tenth on average.
         tries: How often a plan is made for each order.
 
     Raises:
@@ -531,13 +531,13 @@ def plan_mission(
     """
     best: list[Step] | None = None
     reason = NoPlan("nothing is left to do")
-    left = budget
+    left = budget * tries // 10
     for attempt in range(tries):
         chance = random
         if attempt and random is None:
             chance = StableRandom(f"plan/{attempt}")
         for goals in missions:
-            planner = Planner(start, chance, left if attempt else budget)
+            planner = Planner(start, chance, min(left, budget) if attempt else budget)
             try:
                 for goal, then in zip(goals, [*goals[1:], None], strict=True):
                     planner.achieve(goal, then)
@@ -547,9 +547,7 @@ def plan_mission(
                 if best is None or len(planner.steps) < len(best):
                     best = planner.steps
             if attempt:
-                left = planner.budget
-            if left < 0:
-                break
+                left -= min(left, budget) - planner.budget
     if best is None:
         raise reason
     return best

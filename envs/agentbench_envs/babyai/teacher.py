@@ -30,8 +30,8 @@ _BUDGET = 6000
 """Situations that a plan, and a plan within an exploration, may look at."""
 _LONGEST_EXPLORATION = 60
 """Macro actions of an exploration where there is no turn limit."""
-_TRIES = 8
-"""Plans of which the shortest is taken."""
+_TRIES, _MORE_TRIES = 8, 40
+"""Plans of which the shortest is taken, and where that one is too long for the turns left."""
 _KINDS = {
     (LEFT,): "left",
     (RIGHT,): "right",
@@ -129,11 +129,11 @@ class PlannerTeacher:
         try:
             self._missions = self._game.missions()
             if self.random is None:
-                self.steps = _shortest(now, self._missions)
+                self.steps = _shortest(now, self._missions, _TRIES)
             elif not self._explore(now, self.random):
                 self.steps = plan_mission(now, self._missions, self.random, budget=_BUDGET)
-                if len(self.steps) > self._room():
-                    self.steps = _shortest(now, self._missions)
+            if len(self.steps) > self._room():
+                self.steps = _shortest(now, self._missions, _MORE_TRIES)
         except NoPlan as reason:
             self.reason = str(reason)
         if len(self.steps) > self._room():
@@ -291,13 +291,15 @@ def written(raw: Any) -> dict[Macro, str]:
     return texts
 
 
-def _shortest(now: Situation, missions: Sequence[Sequence[Goal]]) -> list[Step]:
-    return [*_remembered(now, tuple(tuple(goals) for goals in missions))]
+def _shortest(now: Situation, missions: Sequence[Sequence[Goal]], tries: int) -> list[Step]:
+    return [*_remembered(now, tuple(tuple(goals) for goals in missions), tries)]
 
 
 @functools.lru_cache(maxsize=64)
-def _remembered(now: Situation, missions: tuple[tuple[Goal, ...], ...]) -> tuple[Step, ...]:
-    return tuple(plan_mission(now, missions, budget=_BUDGET, tries=_TRIES))
+def _remembered(
+    now: Situation, missions: tuple[tuple[Goal, ...], ...], tries: int
+) -> tuple[Step, ...]:
+    return tuple(plan_mission(now, missions, budget=_BUDGET, tries=tries))
 
 
 def _task(goal: Goal) -> str:
