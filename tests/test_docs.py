@@ -98,7 +98,8 @@ def programs(page):
         elif program in ("python", "python3") and rest[0].endswith(".py"):
             command = [sys.executable, rest[0]]
         elif program == "agentbench-prefix":
-            words_of_it = 2 if rest[:1] in (["corpus"], ["hub"]) else 1
+            grouped = rest[:1] in (["corpus"], ["hub"], ["leaderboard"])
+            words_of_it = 2 if grouped else 1
             command = [sys.executable, "-m", "agentbench_prefix", *rest[:words_of_it]]
         else:
             continue

@@ -26,6 +26,7 @@ from agentbench_prefix.leaderboard.rows import (
 from agentbench_prefix.training.summary import Cost
 
 INDEX = "README.md"
+_SHOWN_TASKS = 8
 _PREPARATIONS = ("teacher", "sidecars", "probe", "calibration")
 _MARK = "Written by `agentbench-prefix leaderboard build`"
 _GENERATED = f"{_MARK}; change the results, not this page."
@@ -141,6 +142,15 @@ def _section_lines(page: Page, section: Section, config: LeaderboardConfig) -> l
     n = sum(section.families.values())
     splits = " + ".join(section.splits)
     lines = ["", f"## {splits}: {n} tasks", ""]
+    first = section.rows[0].results[0]
+    beyond = [task for split in section.splits for task in first.splits[split].out_of_reach.tasks]
+    if beyond:
+        lines += [
+            f"{len(beyond)} of them cannot be solved within the turn limit by any policy "
+            f"({', '.join(beyond[:_SHOWN_TASKS])}{', ...' if len(beyond) > _SHOWN_TASKS else ''}): "
+            f"no rate can exceed {100 * (1 - len(beyond) / n):.1f}.",
+            "",
+        ]
     records = []
     for row in section.rows:
         found = section.measured[row][ALL]

@@ -298,3 +298,12 @@ def test_pages_of_real_runs_agree_with_compare(toy_env, call):
         assert int(row["n_tasks"]) == tasks
     [row] = [r for r in table(page, "## test: 48 tasks") if r["method"] == "prefix"]
     assert row["solved"] == f"{sum(strong.values())}/192"
+
+
+def test_tasks_that_nobody_can_solve_are_stated(toy_env):
+    result = made.quick_result("run", made.counts_of(1))
+    result.save(Path("leaderboards/results"))
+    page = build(Path("leaderboards"))["Toy-v0-cpu.md"]
+    beyond = [task for task in made.TASKS if task not in made.REACHABLE]
+    assert f"12 of them cannot be solved within the turn limit by any policy ({beyond[0]}, " in page
+    assert "no rate can exceed 75.0." in page
