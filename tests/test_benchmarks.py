@@ -33,6 +33,21 @@ def test_textcraft_benchmark_names_a_folder_that_is_none(repository, tmp_path):
     assert "give AgentGym's agentenv-textcraft folder" in done.stderr
 
 
+def test_babyai_benchmark_measures_our_side_and_minigrid(repository):
+    few = ("--seeds", "1", "--passes", "1", "--turns", "5")
+    done = run(repository, "benchmarks/babyai.py", *few)
+    assert done.returncode == 0, done.stderr
+    for row in ("steps ", "resets to a new task ", "minigrid's steps, as they are "):
+        assert row in done.stdout
+    assert "AgentGym  " not in done.stdout
+
+
+def test_babyai_benchmark_names_a_folder_that_is_none(repository, tmp_path):
+    done = run(repository, "benchmarks/babyai.py", "--agentgym", str(tmp_path))
+    assert done.returncode != 0
+    assert "give AgentGym's agentenv-babyai folder" in done.stderr
+
+
 def test_corpora_benchmark_compares_and_memory_stays(repository):
     done = run(repository, "benchmarks/corpora.py", "--every", "37", "--passes", "1")
     assert done.returncode == 0, done.stdout + done.stderr

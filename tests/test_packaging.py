@@ -110,6 +110,7 @@ def test_the_wheel_holds_three_packages_and_their_data(wheel):
     for name in (
         "agentbench_prefix/py.typed",
         "agentbench_prefix/testing/conformance.py",
+        "agentbench_envs/babyai/data/manifest.json",
         "agentbench_envs/textcraft/data/book.json",
         "agentbench_envs/textcraft/data/manifest.json",
         "agentbench_baselines/py.typed",
