@@ -20,6 +20,13 @@ from minigrid.envs.babyai.core.verifier import (
 from agentbench_envs.babyai.planner import Goal, NoPlan
 from agentbench_envs.babyai.world import EMPTY, WALL, Situation, Thing, World
 
+_LOCATIONS = {
+    "left": "on my left at the start",
+    "right": "on my right at the start",
+    "front": "in front of me at the start",
+    "behind": "behind me at the start",
+}
+
 
 class Game:
     """A minigrid game as the planner sees it.
@@ -106,7 +113,8 @@ class Game:
 
 
 def _name(desc: ObjDesc) -> str:
-    return " ".join(word for word in (desc.color, desc.type or "object") if word)
+    words = (desc.color, desc.type or "object", _LOCATIONS.get(desc.loc))
+    return " ".join(word for word in words if word)
 
 
 @functools.lru_cache(maxsize=4)

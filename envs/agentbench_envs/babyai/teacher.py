@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentbench_envs.babyai import thoughts
 from agentbench_envs.babyai.explorer import Explorer
 from agentbench_envs.babyai.macros import (
     CHECK,
@@ -19,7 +20,7 @@ from agentbench_envs.babyai.macros import (
 )
 from agentbench_envs.babyai.mission import Game
 from agentbench_envs.babyai.planner import Goal, NoPlan, Step, plan_mission
-from agentbench_envs.babyai.world import EMPTY, FIRST, LOCKED, Macro, Situation
+from agentbench_envs.babyai.world import EMPTY, FIRST, Macro, Situation
 from agentbench_envs.textcraft.stable import StableRandom
 from agentbench_prefix.env import TeacherTurn
 
@@ -42,7 +43,6 @@ _KINDS = {
     (): "go",
     (TOGGLE, FORWARD): "through",
 }
-_WORDS = {"left": "turn left", "right": "turn right", "forward": "step forward"}
 
 
 class PlannerTeacher:
@@ -85,7 +85,7 @@ class PlannerTeacher:
         self._missions: list[list[Goal]] = []
         self._expected: Situation | None = None
         self._seen: set[int] = set()
-        self._spoken: Goal | None = None
+        self._spoken = ""
 
     def next_turn(self) -> TeacherTurn:
         """The next action of the play, or a detour."""
@@ -147,71 +147,12 @@ class PlannerTeacher:
             return False
         return True
 
-    # ------------------------------------------------------------------ what to say
     def _thought(self, step: Step, now: Situation) -> str:
-        said = self._reason_for(step, now)
-        if step.goal == self._spoken:
+        said, task = thoughts.reason(step, now, self._seen), thoughts.task(step.goal)
+        if task == self._spoken:
             return said
-        self._spoken = step.goal
-        return f"I have to {_task(step.goal)}. {said}"
-
-    def _reason_for(self, step: Step, now: Situation) -> str:
-        layout, macro = now.layout, step.macro
-        things = layout.world.things
-        seen = {layout.cells[cell] for cell in self._seen}
-        in_view = {layout.cells[cell] for cell in layout.view(now.cell, now.heading)}
-        wanted = step.goal.things | step.goal.beside
-
-        def name(code: int) -> str:
-            return f"{things[code].color} {things[code].kind}"
-
-        meant = layout.cells[macro.cell] if macro.cell >= 0 else now.facing
-        ends = meant in step.things
-        if macro.kind == "drop":
-            if step.aim == "rid":
-                return f"I need my hands free, so I put the {name(now.carrying)} down here."
-            beside = step.goal.names[-1]
-            return f"The free cell ahead is next to the {beside}. I drop the {name(now.carrying)}."
-        if macro.kind == "pickup":
-            if meant in step.goal.things:
-                return f"I see the {name(meant)}, so I pick it up."
-            locked = [
-                code
-                for code in layout.world.doors
-                if code in seen and layout.door(code) == LOCKED
-                if things[code].color == things[meant].color
-            ]
-            if things[meant].kind != "key":
-                return f"The {name(meant)} is in my way, so I take it."
-            if locked:
-                return f"The {name(locked[0])} is locked, so I take the {name(meant)}."
-            return f"The {name(meant)} may open a door, so I take it."
-        if step.aim == "unbox" and macro.kind == "toggle":
-            return f"The {name(meant)} may hold what I need, so I open it."
-        if step.aim == "open" and ends and macro.kind in ("toggle", "through"):
-            if layout.door(meant) == LOCKED:
-                return f"I have the {things[meant].color} key, so I unlock the {name(meant)}."
-            verb = "close it to open it again" if layout.door(meant) == 0 else "open it"
-            return f"I see the {name(meant)}, so I {verb}."
-        if step.aim == "face" and ends and macro.kind == "go":
-            return f"I see the {name(meant)}, so I walk up to it."
-        move = _WORDS.get(macro.kind) or (
-            f"walk to the {name(meant)}" if macro.kind == "go" else f"go through the {name(meant)}"
-        )
-        if step.aim == "rid":
-            return f"I {move} to put the {name(now.carrying)} down where it is in no way."
-        about = sorted(step.things & seen)
-        sought = step.goal.names[0] if not about or about[0] in wanted else name(about[0])
-        if step.aim == "put":
-            beside = step.goal.names[-1]
-            if step.goal.beside & in_view:
-                return f"I {move} to have a free cell next to the {beside} ahead of me."
-            sought, about = beside, sorted(step.goal.beside & seen)
-        if not about:
-            return f"I do not see the {sought} yet. I {move} to look there."
-        if set(about) & in_view:
-            return f"I {move} to get to the {sought}."
-        return f"The {sought} is out of sight now. I {move} to get back to it."
+        self._spoken = task
+        return f"I have to {task}. {said}"
 
     # ------------------------------------------------------------------ detours
     def _detour(self, now: Situation, random: StableRandom) -> TeacherTurn | None:
@@ -237,7 +178,7 @@ class PlannerTeacher:
         )
 
         def name(code: int) -> str:
-            return f"{things[code].color} {things[code].kind}"
+            return thoughts.name(now, code)
 
         def mistake(macro: Macro, thought: str) -> TeacherTurn:
             return TeacherTurn(written(self._raw)[macro], thought, False)
@@ -295,14 +236,8 @@ def _shortest(now: Situation, missions: Sequence[Sequence[Goal]], tries: int) ->
     return [*_remembered(now, tuple(tuple(goals) for goals in missions), tries)]
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def _remembered(
     now: Situation, missions: tuple[tuple[Goal, ...], ...], tries: int
 ) -> tuple[Step, ...]:
     return tuple(plan_mission(now, missions, budget=_BUDGET, tries=tries))
-
-
-def _task(goal: Goal) -> str:
-    verb = {"face": "go to", "open": "open", "take": "pick up", "put": "put"}[goal.kind]
-    rest = f" next to the {goal.names[-1]}" if goal.kind == "put" else ""
-    return f"{verb} the {goal.names[0]}{rest}"

@@ -69,7 +69,7 @@ def _square(width: int, height: int, x: int, y: int, heading: int) -> tuple[tupl
 
 
 @functools.cache
-def _spread(clear: int, lit: int) -> tuple[int, int]:
+def spread(clear: int, lit: int) -> tuple[int, int]:
     """How sight spreads within a row, to the right and then to the left, and into the next row.
 
     Args:
@@ -121,7 +121,7 @@ def look(raw: Any) -> View:
         for place, cell in enumerate(row):
             if cell >= 0 and ((item := cells[cell]) is None or item.see_behind()):
                 clear |= 1 << place
-        here, lit = _spread(clear, lit)
+        here, lit = spread(clear, lit)
         for place, cell in enumerate(row):
             if cell < 0 or not here >> place & 1:
                 continue

@@ -12,13 +12,12 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from agentbench_envs.babyai.view import HEADINGS, SIDE, spread
+
 EMPTY, WALL, FIRST = 0, 1, 2
 """Codes of cells: nothing, a wall, the first of the things."""
 OPEN, CLOSED, LOCKED = 0, 1, 2
 """States of doors, as minigrid encodes them."""
-STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))
-VIEW = 7
-"""Side of the square that the player looks at: ahead, and half to either side."""
 
 
 class Thing(NamedTuple):
@@ -198,16 +197,15 @@ class Layout:
     def _look(self, cell: int, heading: int) -> tuple[int, ...]:
         world, cells = self.world, self.cells
         width, height = world.width, world.height
-        ahead_x, ahead_y = STEPS[heading]
-        # Things and closed doors are looked past and into alike, but not through doors and walls.
+        ahead_x, ahead_y = HEADINGS[heading]
         see_past = self._see_past
-        left_x = cell % width + ahead_y * (VIEW // 2)
-        left_y = cell // width - ahead_x * (VIEW // 2)
-        seen, found = 1 << (VIEW // 2), []
-        for away in range(VIEW):
+        left_x = cell % width + ahead_y * (SIDE // 2)
+        left_y = cell // width - ahead_x * (SIDE // 2)
+        seen, found = 1 << (SIDE // 2), []
+        for away in range(SIDE):
             row, past = [], 0
             x, y = left_x + ahead_x * away, left_y + ahead_y * away
-            for place in range(VIEW):
+            for place in range(SIDE):
                 at = -1
                 if 0 <= x < width and 0 <= y < height:
                     at = y * width + x
@@ -215,7 +213,7 @@ class Layout:
                         past |= 1 << place
                 row.append(at)
                 x, y = x - ahead_y, y + ahead_x
-            now, seen = _spread(past, seen)
+            now, seen = spread(past, seen)
             found += [at for place, at in enumerate(row) if now >> place & 1 and at >= 0]
             if not seen:
                 break
@@ -286,26 +284,3 @@ class World:
         if found is None:
             found = self._layouts[cells, doors] = Layout(self, cells, doors)
         return found
-
-
-@functools.cache
-def _spread(past: int, seen: int) -> tuple[int, int]:
-    """How sight spreads in a row of the view, as minigrid's ``process_vis`` has it.
-
-    Args:
-        past: Bit set of the places in the row that can be looked past.
-        seen: Those in view from the row before.
-
-    Returns:
-        Places in view in this row, and in the next one.
-    """
-    beyond = 0
-    for place in range(VIEW - 1):
-        if seen >> place & past >> place & 1:
-            seen |= 2 << place
-            beyond |= 3 << place
-    for place in range(VIEW - 1, 0, -1):
-        if seen >> place & past >> place & 1:
-            seen |= 1 << (place - 1)
-            beyond |= 3 << (place - 1)
-    return seen, beyond
