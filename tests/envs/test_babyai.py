@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -89,6 +92,41 @@ def test_generated_tasks_are_of_the_level_asked_for():
     assert [level_and_seed(task)[0] for task in env.generate_tasks(1, 41)] == [*range(1, 41), 1]
     with pytest.raises(ValueError, match="level must be an integer from 1 to 40"):
         env.generate_tasks(1, 1, level=41)
+
+
+def test_the_largest_generated_task_can_be_played():
+    env = BabyAIEnv()
+    (task,) = env.generate_tasks(10**18, 1, level=40)
+    assert env.reset(options={"task_id": task})[0].startswith("Your goal: ")
+
+
+def test_minigrids_other_way_to_end_a_mission_is_refused():
+    code = (
+        "from agentbench_envs.babyai.env import BabyAIEnv\n"
+        "BabyAIEnv().reset(options={'task_id': 'babyai_0'})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "BABYAI_DONE_ACTIONS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "BABYAI_DONE_ACTIONS is set" in done.stderr
+
+
+def test_minigrid_is_imported_when_a_game_is_played_and_says_nothing():
+    code = (
+        "import sys, agentbench_prefix, gymnasium as gym\n"
+        "env = gym.make('BabyAI-Text-v0').unwrapped\n"
+        "env.tasks('test'), env.family('babyai_7'), env.dialogues(), env.data_hash\n"
+        "assert 'minigrid' not in sys.modules and 'pygame' not in sys.modules\n"
+        "env.reset(options={'task_id': 'babyai_38'})\n"
+        "assert 'minigrid' in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 # ------------------------------------------------------------------------------ text

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentbench_envs.babyai.levels import LEVELS
+from agentbench_prefix.errors import ConfigurationError
 from agentbench_prefix.files import canonical_json, sha256_text
 
 _NOTHING = -1
@@ -18,16 +19,25 @@ _HIDE_GREETING = "PYGAME_HIDE_SUPPORT_PROMPT"
 
 @functools.cache
 def _minigrid() -> Any:
-    """Import minigrid, which registers its levels, when the first of them is played."""
+    """Import minigrid, which registers its levels, when the first of them is played.
+
+    Raises:
+        ConfigurationError: minigrid was told that missions end by an action of their own.
+    """
     unset = _HIDE_GREETING not in os.environ
     if unset:
         os.environ[_HIDE_GREETING] = "1"
     try:
         import minigrid
-        from minigrid.envs.babyai.core import roomgrid_level
+        from minigrid.envs.babyai.core import roomgrid_level, verifier
     finally:
         if unset:
             del os.environ[_HIDE_GREETING]
+    if verifier.use_done_actions:
+        raise ConfigurationError(
+            "BABYAI_DONE_ACTIONS is set, so that minigrid ends missions by an action that there is "
+            "not in text: unset it"
+        )
     # It prints whenever it draws a level anew; diverting sys.stdout would not be safe in threads.
     vars(roomgrid_level)["print"] = lambda *parts: logging.getLogger(__name__).debug("%s", parts)
     return minigrid

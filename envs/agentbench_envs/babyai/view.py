@@ -53,7 +53,7 @@ class View(NamedTuple):
     barrier: tuple[str, int] | None
 
 
-@functools.lru_cache(maxsize=20_000)
+@functools.lru_cache(maxsize=8192)
 def _square(width: int, height: int, x: int, y: int, heading: int) -> tuple[tuple[int, ...], ...]:
     """Cells of the square in view, -1 outside the grid: rows from the nearest, left to right."""
     ahead_x, ahead_y = HEADINGS[heading]
