@@ -203,7 +203,8 @@ def prefix_continuation_loss(
         joint:  L = -(1/(D + D_pre)) (sum_{M_cont} g(r, A; clip) + sum_{M_pre} g(r, A; clip))
 
     The source gives ``joint`` no equation: here all tokens share one mean and the continuation's
-    range, and ``prefix_weight`` is not used. A rollout without prefix has an empty mask in that
+    range, and ``prefix_weight`` is not used. The two denominators are added up: numbers of rollouts
+    or 1, as sums have them, count twice then. A rollout without prefix has an empty mask in that
     branch, a demonstration one in the other. A prefix that is shared by the rollouts of a group is
     a row, and counts, once for each of them. With advantages that are never negative only the upper
     end of ``prefix_clip`` ever binds.
