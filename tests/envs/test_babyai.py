@@ -195,6 +195,23 @@ def test_a_closed_door_is_no_way():
     assert not [action for action in choices.actions if "blue key" in action]
 
 
+def test_a_walk_takes_the_open_door_beside_a_closed_one():
+    game = draw(
+        """
+        # # # # # #
+        # . . # . #
+        # @ . dr ke #
+        # . . pb . #
+        # # # # # #
+        """
+    )
+    choices = macros.Choices(game)
+    path = choices.low_level(choices.actions["go to grey key 1"])
+    macros.run(game, path)
+    assert game.grid.get(*game.front_pos).type == "key"
+    assert game.agent_pos == (4, 3)
+
+
 def test_what_is_listed_can_be_done():
     game = draw("# # # #\n# @ oe #\n# # # #")
     choices = macros.Choices(game)
