@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import made
@@ -114,8 +115,7 @@ def test_fill_makes_every_missing_result_and_build_shows_them(call, template):
     assert len(processes(NAMES[0])) == 2
     pytest.importorskip("pandas")
     assert call("leaderboard", "build")[0] == 0
-    page = Path("leaderboards/Toy-v0-cpu.md").read_text()
-    assert "| 2 (0, 1) |" in page.replace("   ", " ").replace("  ", " ")
+    assert "2 (0, 1)" in Path("leaderboards/Toy-v0-cpu.md").read_text()
 
 
 def test_a_failed_run_is_reported_and_does_not_stop_the_others(call):
@@ -191,21 +191,20 @@ def test_killed_and_run_again_it_goes_on_where_it_was(toy_env):
     assert Result.load(RESULTS / f"{NAMES[0]}.json").name == NAMES[0]
 
 
-def test_a_killed_training_is_resumed(toy_env):
-    plan_of(f"{HEAD}entries: [{{method: grpo, init: base, options: {{steps: 4}}}}]\n")
+def test_a_killed_training_is_resumed():
+    jobs = plan_of(f"{HEAD}entries: [{{method: grpo, init: base, options: {{steps: 4}}}}]\n")
     folder = RUNS / NAMES[0]
     RUNS.mkdir(parents=True)
     (RUNS / "hold").touch()
-    first = start_fill(toy_env)
-    wait_for(lambda: fill._count_lines(folder / "log.jsonl") == 3)
-    os.kill(int(processes(NAMES[0])[0][0]), signal.SIGKILL)
-    assert "training ended with status -9" in first.stdout.read()
-    first.stdout.close()
-    assert first.wait() == 1
+    filler = fill.Filler(RESULTS, RUNS, lambda job, stage: None)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(filler.fill, jobs)
+        wait_for(lambda: fill._count_lines(folder / "log.jsonl") == 3)
+        os.kill(int(processes(NAMES[0])[0][0]), signal.SIGKILL)
+        [outcome] = future.result()
+    assert "training ended with status -9" in outcome.error
     (RUNS / "hold").unlink()
-    [outcome] = fill.Filler(RESULTS, RUNS, lambda job, stage: None).fill(
-        fill.plan_jobs(fill.Plan.load(Path("plan.yaml")))
-    )
+    [outcome] = filler.fill(jobs)
     assert outcome.error is None
     assert (folder / "log.jsonl").read_text().split() == ["0", "1", "2", "3"]
 

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,9 +53,14 @@ def small(seed, method, init="base", strength=2, **run):
 
 
 @pytest.fixture
-def board(tmp_path):
+def board(tmp_path, first_board):
     """A folder of leaderboards with rows of one and of several seeds."""
-    folder = tmp_path / "leaderboards"
+    return Path(shutil.copytree(first_board, tmp_path / "leaderboards"))
+
+
+@pytest.fixture(scope="module")
+def first_board(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first") / "leaderboards"
     (folder / "results").mkdir(parents=True)
     (folder / "leaderboard.yaml").write_text(CONFIG, "utf-8")
     (folder / "reported.yaml").write_text(REPORTED)

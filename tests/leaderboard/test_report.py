@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import json
 import re
+import shutil
 from pathlib import Path
 
 import made
@@ -65,12 +66,21 @@ class Speaker(made.Solver):
         return super()._one(episode)
 
 
-@pytest.fixture
-def run(toy_env):
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first")
     counts = dict.fromkeys(made.REACHABLE, 1)
-    folder = made.make_run(Path("run"), counts, splits=())
-    made.evaluate_run(folder, counts, "test", 2, policy=Speaker(counts, "0"))
-    return folder / "eval/test"
+    with pytest.MonkeyPatch.context() as patch, made.toy.registered(folder / "site", patch):
+        run = made.make_run(folder / "run", counts, splits=())
+        made.evaluate_run(run, counts, "test", 2, policy=Speaker(counts, "0"))
+    return run
+
+
+@pytest.fixture
+def run(first_run, tmp_path, monkeypatch):
+    shutil.copytree(first_run, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    return Path("run/eval/test")
 
 
 def test_a_run_becomes_a_page_with_every_turn(run, call):
@@ -162,26 +172,30 @@ def corpus(repository):
 
 
 def test_queries_show_prefix_and_mask_in_colour(corpus, tmp_path, call):
+    parquet = pytest.importorskip("pyarrow.parquet")
     out = tmp_path / "page.html"
     assert call("report", corpus.folder, "--out", out, "--limit", 6)[0] == 0
     page = Page(out.read_text("utf-8"))
     assert len(page.items) == 6
-    rows = {row.query_id: row for row in corpus.queries("train")}
+    columns = ["query_id", "prefix_turns", "messages"]
+    queries = parquet.read_table(corpus.folder / "queries/train.parquet", columns=columns)
+    rows = {row["query_id"]: row for row in queries.to_pylist()}
     label = next(iter(corpus.manifest.models))
-    dialogue, _, model = label.partition("/")
-    sidecars = {row.query_id: row for row in corpus.sidecars("train", dialogue, model)}
-    shown = [row for name, row in rows.items() if any(name in i["text"] for i in page.items)]
-    assert {i["data-turns"] for i in page.items} == {str(row.prefix_turns) for row in shown}
+    columns = ["query_id", "prefix_token_count"]
+    scored = parquet.read_table(corpus.folder / f"sidecars/{label}/train.parquet", columns=columns)
+    counts = {row["query_id"]: row["prefix_token_count"] for row in scored.to_pylist()}
+    names = [name for name in rows if any(f"{name} " in i["text"] for i in page.items)]
+    assert len(names) == 6
+    turns = {str(rows[name]["prefix_turns"]) for name in names}
+    assert {i["data-turns"] for i in page.items} == turns
     shades = ("green", "yellow", "dark_orange", "red")
     legend = len(shades)
     masked = [c for c, _ in page.spans if c and c.startswith("bold ") and c[5:] in shades]
-    names = [name for name in rows if any(name + " " in i["text"] for i in page.items)]
-    assert len(names) == 6
-    assert len(masked) - legend == sum(sidecars[name].prefix_token_count for name in names)
+    assert len(masked) - legend == sum(counts[name] for name in names)
     for name in names:
-        [item] = [i for i in page.items if name + " " in i["text"]]
-        for message in rows[name].messages:
-            assert message.content in item["text"]
+        [item] = [i for i in page.items if f"{name} " in i["text"]]
+        for message in rows[name]["messages"]:
+            assert message["content"] in item["text"]
 
 
 def test_unknown_splits_and_models_are_named(corpus):
