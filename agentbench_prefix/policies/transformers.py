@@ -455,6 +455,20 @@ def draw(
 
 
 # ------------------------------------------------------------------ the policy
+class Branch(NamedTuple):
+    """Another continuation of a token sequence.
+
+    Attributes:
+        at: Tokens of the sequence that come before it.
+        ids: Its tokens.
+        scored: How many of its last tokens are scored, fewer than all.
+    """
+
+    at: int
+    ids: Sequence[int]
+    scored: int
+
+
 class Scores(NamedTuple):
     """Teacher forcing of one sequence.
 
@@ -674,6 +688,72 @@ class TransformersPolicy:
                     scores[piece.row].entropies[1:] = entropies.cpu().numpy()
                     begin = end
         return scores
+
+    def score_branches(
+        self, trunks: Sequence[Sequence[int]], branches: Sequence[Sequence[Branch]]
+    ) -> list[list[NDArray[np.float64]]]:
+        """Teacher-force other continuations of what token sequences begin with.
+
+        Each sequence is computed once. Its branches are then taken from its end to its beginning:
+        each overwrites in the cache what lies behind its beginning, which those before it do not
+        need.
+
+        Args:
+            trunks: Token ids, one sequence a row.
+            branches: Of each sequence, by ascending position.
+
+        Returns:
+            For each branch the log-probabilities of its scored tokens, nats, at the policy's
+            temperature (1 if that is 0).
+
+        Raises:
+            PolicyError: A branch does not fit the model's context.
+            ValueError: A branch is not within its sequence, or asks for its first token.
+        """
+        heat = self.temperature or 1.0
+        found = [[np.zeros(0) for _ in row] for row in branches]
+        for row, own in zip(trunks, branches, strict=True):
+            for k, branch in enumerate(own):
+                if branch.at + len(branch.ids) > self.context:
+                    raise PolicyError(
+                        f"a branch ends after {branch.at + len(branch.ids)} tokens, the model's "
+                        f"context is {self.context}"
+                    )
+                before = own[k - 1].at if k else 0
+                if not before <= branch.at <= len(row) or branch.scored >= len(branch.ids):
+                    raise ValueError(
+                        "branches must lie within their sequence, in ascending order, and not ask "
+                        f"for their first token, got {branch.at} after {before} of {len(row)}"
+                    )
+        cache = _Cache()
+        ends = [max((branch.at for branch in row), default=0) for row in branches]
+        pieces = [_Piece(i, 0, trunks[i][:end]) for i, end in enumerate(ends) if end]
+        limit = min(PACKED_TOKENS, LOGIT_ELEMENTS // self.vocabulary)
+        longest = max((b.at + len(b.ids) for row in branches for b in row), default=0)
+        with self.runner.borrowed():
+            cache.reserve(len(trunks), longest)
+            for batch in _batches(pieces, limit):
+                self.runner.run(batch, cache)
+            for k in reversed(range(max(map(len, branches), default=0))):
+                due = [i for i, row in enumerate(branches) if k < len(row)]
+                due.sort(key=lambda i: (branches[i][k].at == 0, i))
+                pieces = [_Piece(i, branches[i][k].at, branches[i][k].ids) for i in due]
+                for batch in _batches(pieces, limit):
+                    logits = self.runner.run(batch, cache, every=True)[:, : self.vocabulary]
+                    end = 0
+                    for piece in batch:
+                        end += len(piece.ids)
+                        n = branches[piece.row][k].scored
+                        own_logits = logits[end - n - 1 : end - 1]
+                        if own_logits.dtype not in (torch.float32, torch.float64):
+                            own_logits = own_logits.float()
+                        following = torch.tensor(
+                            piece.ids[len(piece.ids) - n :], dtype=torch.long, device=logits.device
+                        )
+                        logprobs = (own_logits / heat).log_softmax(-1)
+                        chosen = logprobs.gather(-1, following[:, None])[:, 0]
+                        found[piece.row][k] = chosen.double().cpu().numpy()
+        return found
 
 
 def _batches(pieces: Sequence[_Piece], limit: int) -> Iterator[list[_Piece]]:

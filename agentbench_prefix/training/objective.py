@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -33,14 +33,15 @@ class Rollout:
         mask: 1 on generated tokens, 0 elsewhere; as long as ``completion``.
         logprobs: Log-probabilities of the rollout engine, nats; 0 where ``mask`` is 0.
         reward: Sum of the environment's rewards.
-        record: The whole episode.
+        record: The whole episode; ``None`` for a demonstration, which nobody played: it has no
+            continuation, and all its tokens are in its query's prefix.
     """
 
     completion: Sequence[int]
     mask: Sequence[int]
     logprobs: Sequence[float]
     reward: float
-    record: EpisodeRecord
+    record: EpisodeRecord | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +93,9 @@ class Outcome:
 
     @classmethod
     def of(cls, group: Group, *, used: bool = True) -> Outcome:
-        """Sum a group up."""
+        """Sum up a group that was played."""
         query = group.query
+        records = [rollout.record for rollout in group.rollouts if rollout.record is not None]
         return cls(
             query_id=query.query_id,
             trajectory_id=query.trajectory_id,
@@ -102,8 +104,8 @@ class Outcome:
             prefix_turns=query.prefix_turns,
             n_turns=query.n_turns,
             rewards=tuple(rollout.reward for rollout in group.rollouts),
-            successes=tuple(rollout.record.success for rollout in group.rollouts),
-            turns=tuple(rollout.record.n_turns for rollout in group.rollouts),
+            successes=tuple(record.success for record in records),
+            turns=tuple(record.n_turns for record in records),
             generated_tokens=tuple(sum(rollout.mask) for rollout in group.rollouts),
             used=used,
         )
@@ -152,6 +154,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.rewards)
+
+    @property
+    def records(self) -> list[EpisodeRecord | None]:
+        """Episode of each row."""
+        return [rollout.record for group in self.groups for rollout in group.rollouts]
 
     @classmethod
     def of(cls, groups: Sequence[Group], device: torch.device | str = "cpu") -> Batch:
@@ -258,7 +265,7 @@ class Moment:
         steps: How many there are.
         epoch: Index of the pass over it.
         counts: Sum of each of :meth:`Objective.masks` over all processes and micro-batches.
-        rollouts: Rollouts in the update, over all processes.
+        rollouts: Rollouts with a generated token in the update, over all processes.
         microbatches: Micro-batches of an optimizer step, over all processes.
     """
 
@@ -266,7 +273,7 @@ class Moment:
     steps: int
     epoch: int
     counts: Mapping[str, float]
-    rollouts: int
+    rollouts: float
     microbatches: int
 
     def denominator(self, name: str, mask: torch.Tensor, reduction: Reduction) -> float:
@@ -282,7 +289,7 @@ class Moment:
         if reduction == "micro":
             return float(mask.bool().sum()) * self.microbatches
         if reduction == "sum":
-            return float(self.rollouts)
+            return self.rollouts
         return self.counts[name]
 
 
@@ -303,6 +310,61 @@ class Loss:
 
 
 # ------------------------------------------------------------------ the interface
+class Engine(Protocol):
+    """What the trainer lends to an objective: its model, as it is before the update."""
+
+    def play(self, what: str, queries: Sequence[Query], samples: int) -> list[Outcome]:
+        """Play queries beside the training, shared out among processes.
+
+        Args:
+            what: ``"probe"`` or ``"calibration"``: where the cost is reported.
+            queries: The queries.
+            samples: Samples of each.
+
+        Returns:
+            Their outcomes, in order, on every process.
+        """
+
+    def hindsight(self, batch: Batch, views: Sequence[Sequence[str]]) -> torch.Tensor:
+        """Log-probabilities of replies whose turn's outcome is in view.
+
+        Args:
+            batch: Rollouts.
+            views: For each active rollout a text for each of its turns, which is appended to the
+                user message that the turn answers; for others nothing is looked at.
+
+        Returns:
+            Nats, ``[B, T]``; 0 where nothing was scored.
+        """
+
+    def state_changes(self, group: Group) -> list[list[bool]]:
+        """Whether each turn of each rollout changed the environment's own state."""
+
+    def demonstration(self, query: Query) -> Group:
+        """A query's whole trajectory as a row: all its turns are prefix, scored by the old policy.
+
+        Needs ``queries.demonstrations`` and ``queries.sidecar`` in the recipe.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """What is known of a step once its episodes were played.
+
+    Attributes:
+        outcomes: Every group of the step, those of other processes included.
+        logprobs: Current log-probabilities ``[B, T]``, if :attr:`Objective.old_logprobs` asks for
+            them.
+        moment: Where in the run; its counts are not known yet.
+        engine: The trainer's.
+    """
+
+    outcomes: Sequence[Outcome]
+    logprobs: torch.Tensor | None
+    moment: Moment
+    engine: Engine
+
+
 class Settings(BaseModel):
     """Fields of a recipe's ``objective``; a method adds its own.
 
@@ -328,7 +390,7 @@ class Objective(Generic[S]):
     settings_type: ClassVar[type[Settings]] = Settings
     uses_prefix: ClassVar[bool] = False
     """Whether :attr:`Scores.prefix_logprobs` are wanted."""
-    old_logprobs: ClassVar[Literal["first_epoch", "before", "each_epoch"]] = "first_epoch"
+    old_logprobs: Literal["first_epoch", "before", "each_epoch"] = "first_epoch"
     """When log-probabilities are known. ``first_epoch``: the first pass over a batch gives those of
     the old policy, which it is taken at; ``prepare`` does not see them. ``before``: they are
     computed before ``prepare``. ``each_epoch``: and ``prepare`` is called, with the current
@@ -346,21 +408,21 @@ class Objective(Generic[S]):
         """Whether a group may reach the update; another query is drawn for one that may not."""
         return True
 
-    # -------------------------------------------------------------- the update
-    def prepare(
+    def extend(
         self,
-        batch: Batch,
-        outcomes: Sequence[Outcome],
-        logprobs: torch.Tensor | None,
-        moment: Moment,
-    ) -> None:
+        groups: Sequence[Group],
+        engine: Engine,  # noqa: ARG002 - for those that override it
+    ) -> list[Group]:
+        """Add rows to a process' batch that were not played; they come last."""
+        return list(groups)
+
+    # -------------------------------------------------------------- the update
+    def prepare(self, batch: Batch, played: Played) -> None:
         """Add to ``batch.tensors`` what the loss needs; may change masks and ``active``.
 
         Args:
             batch: All rollouts of this process in this step.
-            outcomes: Every group of the step, those of other processes included.
-            logprobs: Current log-probabilities ``[B, T]``, if :attr:`old_logprobs` asks for them.
-            moment: Where in the run; its counts are not known yet.
+            played: What else is known of the step.
         """
 
     def masks(self, batch: Batch) -> dict[str, torch.Tensor]:
@@ -372,6 +434,9 @@ class Objective(Generic[S]):
         raise NotImplementedError
 
     # -------------------------------------------------------------- control
+    def begin(self, pool: QueryPool, engine: Engine) -> None:
+        """Measure what has to be known before the first step; its result is part of the state."""
+
     def observe(
         self,
         outcomes: Sequence[Outcome],  # noqa: ARG002 - for those that override it

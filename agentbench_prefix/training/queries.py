@@ -154,6 +154,10 @@ class QueryPool:
         queries: All of them.
         family_weights: How often each family is drawn; ``None`` as often as it occurs. A family
             that is not named is not drawn.
+        longest_prefix: Most turns before a cut: queries with more are left out.
+        trajectories: Trajectories that queries were cut from, for methods that cut them elsewhere
+            or show them whole.
+        dialogue: Label of the dialogue they are read in.
 
     Raises:
         ConfigurationError: There is nothing to draw from.
@@ -161,9 +165,18 @@ class QueryPool:
     """
 
     def __init__(
-        self, queries: Iterable[Query], family_weights: Mapping[str, float] | None = None
+        self,
+        queries: Iterable[Query],
+        family_weights: Mapping[str, float] | None = None,
+        *,
+        longest_prefix: int | None = None,
+        trajectories: Iterable[TrajectoryRow] = (),
+        dialogue: str = "",
     ) -> None:
-        everything = list(queries)
+        self.trajectories = {row.trajectory_id: row for row in trajectories}
+        self.dialogue = dialogue
+        self.longest_prefix = 2**31 if longest_prefix is None else longest_prefix
+        everything = [query for query in queries if query.prefix_turns <= self.longest_prefix]
         families = Counter(query.family for query in everything)
         weights = dict(families) if family_weights is None else dict(family_weights)
         for name in weights:
@@ -179,6 +192,20 @@ class QueryPool:
     def draw(self, rng: np.random.Generator, n: int) -> list[Query]:
         """Draw queries: a family by weight, then one of its queries, none twice while they last."""
         return self._draw(rng, n, [(query,) for query in self.queries])
+
+    def cut(self, query: Query, turns: int) -> Query:
+        """The query's trajectory after some of its turns instead, at most as many as there may be.
+
+        Raises:
+            ConfigurationError: Its trajectory is not known.
+        """
+        row = self.trajectories.get(query.trajectory_id)
+        if row is None:
+            raise ConfigurationError(
+                f"the trajectory of {query.query_id!r} is not known, so it cannot be cut: set the "
+                "recipe's queries.source to 'trajectories'"
+            )
+        return cut_query(row, self.dialogue, min(turns, self.longest_prefix))
 
     def draw_trajectories(self, rng: np.random.Generator, n: int) -> list[Query]:
         """Draw whole trajectories, with the raw query and every cut of each, up to ``n`` queries.

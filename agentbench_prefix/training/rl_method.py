@@ -39,6 +39,7 @@ from agentbench_prefix.training.method import (
 from agentbench_prefix.training.rl_recipe import EvaluationSpec, RLRecipe, load_rl_recipe
 from agentbench_prefix.training.summary import (
     CHECKPOINT,
+    Cost,
     Init,
     Preprocessing,
     RunSummary,
@@ -49,6 +50,7 @@ from agentbench_prefix.training.summary import (
 
 if TYPE_CHECKING:
     from agentbench_prefix.corpora.reading import Corpus
+    from agentbench_prefix.corpora.schema import TrajectoryRow
     from agentbench_prefix.training.objective import Objective
     from agentbench_prefix.training.queries import Query, QueryPool
     from agentbench_prefix.training.rl_trainer import Progress
@@ -268,7 +270,9 @@ class ReinforcementMethod:
             recipe=recipe.model_dump(mode="json"),
             corpora=data.corpora,
             spent=spent,
-            preprocessing=corpus_preparation(recipe, data.dialogue),
+            preprocessing=data.cost.model_copy(
+                update={what: Cost.model_validate(cost) for what, cost in trainer.costs.items()}
+            ),
             wall_seconds=trainer.seconds,
             device=recipe.device,
             threads=torch.get_num_threads(),
@@ -294,6 +298,7 @@ class Data:
         pool: Queries.
         watched: Tasks of the evaluation during training, none of them in the pool.
         corpora: SHA-256 of what was read of corpora.
+        cost: What the corpus cost whoever made it.
         start: Name of what training starts from.
     """
 
@@ -302,6 +307,7 @@ class Data:
     pool: QueryPool
     watched: list[str]
     corpora: dict[str, str]
+    cost: Preprocessing
     start: str
 
 
@@ -325,7 +331,9 @@ def prepare_data(recipe: RLRecipe, serializer: ChatSerializer, origin: Mapping[s
     spec = recipe.queries
     limit = {} if recipe.max_turns is None else {"max_turns": recipe.max_turns}
     corpora: dict[str, str] = {}
+    cost = Preprocessing()
     queries: list[Query]
+    rows: list[TrajectoryRow] = []
     if spec.source == "tasks":
         env = registry.make(recipe.env_id, **limit)
         dialogue = find_dialogue(env, recipe.dialogue)
@@ -340,15 +348,21 @@ def prepare_data(recipe: RLRecipe, serializer: ChatSerializer, origin: Mapping[s
         corpus.check_environment(made, dialogue)
         corpus.check_split(spec.split)
         env = registry.make(recipe.env_id, **{**corpus.manifest.arguments, **limit})
-        kinds = ["trajectories" if spec.source == "trajectories" else "queries"]
-        files = [f"{kind}/{spec.split}.parquet" for kind in kinds]
+        files = []
+        if spec.source == "corpus":
+            files.append(f"queries/{spec.split}.parquet")
+        if spec.source == "trajectories" or spec.demonstrations:
+            files.append(f"trajectories/{spec.split}.parquet")
         if spec.sidecar is not None:
             weights = _weights_of(spec.sidecar, recipe.env_id, origin)
             check_model(corpus, spec.sidecar, dialogue, serializer, weights)
             files.append(f"sidecars/{dialogue.name}/{spec.sidecar}/{spec.split}.parquet")
         corpora = _verified(corpus, files)
+        cost = corpus_cost(corpus, spec.split, dialogue.name, spec.sidecar)
+        if spec.source == "trajectories" or spec.demonstrations:
+            rows = list(corpus.trajectories(spec.split))
         if spec.source == "trajectories":
-            queries = [cut_query(row, dialogue.label, 0) for row in corpus.trajectories(spec.split)]
+            queries = [cut_query(row, dialogue.label, 0) for row in rows]
         else:
             queries = corpus_queries(
                 corpus,
@@ -360,18 +374,16 @@ def prepare_data(recipe: RLRecipe, serializer: ChatSerializer, origin: Mapping[s
             )
     watched = watched_tasks(env, recipe.evaluation)
     held_out = set(watched)
-    pool = QueryPool((q for q in queries if q.task_id not in held_out), spec.family_weights)
-    return Data(env, dialogue, pool, watched, corpora, _name_of(recipe.init))
-
-
-def corpus_preparation(recipe: RLRecipe, dialogue: Dialogue) -> Preprocessing:
-    """What the corpus of a recipe cost: its teacher, and the sidecars that are used."""
-    from agentbench_prefix.corpora.find import find_corpus
-
-    spec = recipe.queries
-    if spec.corpus is None:
-        return Preprocessing()
-    return corpus_cost(find_corpus(spec.corpus), spec.split, dialogue.name, spec.sidecar)
+    pool = QueryPool(
+        (query for query in queries if query.task_id not in held_out),
+        spec.family_weights,
+        longest_prefix=(
+            None if recipe.fresh_budget or env.max_turns is None else env.max_turns - 1
+        ),
+        trajectories=rows,
+        dialogue=dialogue.label,
+    )
+    return Data(env, dialogue, pool, watched, corpora, cost, _name_of(recipe.init))
 
 
 def _weights_of(name: str, env_id: str, origin: Mapping[str, Any]) -> str | None:

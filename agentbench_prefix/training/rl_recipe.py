@@ -35,6 +35,7 @@ class QuerySpec(_Strict):
         strategy: Cut strategy whose queries are taken; ``None`` for raw ones alone.
         raw: Whether raw queries are taken, too.
         sidecar: Name of the old policy of the prefixes.
+        demonstrations: Whether whole trajectories are read, too, for methods that show them.
         family_weights: How often each family is drawn; ``None``: as often as it occurs.
     """
 
@@ -46,6 +47,7 @@ class QuerySpec(_Strict):
     strategy: str | None = None
     raw: bool = True
     sidecar: str | None = None
+    demonstrations: bool = False
     family_weights: dict[str, float] | None = None
 
     @model_validator(mode="after")
@@ -161,8 +163,9 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for name, value in above.items():
         old = merged.get(name)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[name] = merge(old, value) if both else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = merge(old, value)
+        merged[name] = value
     return merged
 
 
@@ -195,7 +198,7 @@ def load_rl_recipe(
         ConfigurationError: The file is missing or a field is wrong; the message names the field.
         UnknownNameError: There is no such tier or variant.
     """
-    fields = _read(path)
+    fields: dict[str, Any] = _read(path)
     tiers: dict[str, dict[str, Any]] = fields.pop("tiers", {})
     variants: dict[str, dict[str, Any]] = fields.pop("variants", {})
     if tiers:

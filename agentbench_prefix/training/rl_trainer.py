@@ -29,6 +29,7 @@ from transformers import PrinterCallback, ProgressCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from agentbench_prefix.adapters.trl import environment_reward, linearize
+from agentbench_prefix.corpora.schema import to_messages, token_hash
 from agentbench_prefix.dialogue import Dialogue
 from agentbench_prefix.env import TextEnv
 from agentbench_prefix.errors import ConfigurationError, PolicyError
@@ -44,16 +45,19 @@ from agentbench_prefix.registry import make
 from agentbench_prefix.rollouts import episode_seed, play, start
 from agentbench_prefix.serialization import ChatSerializer
 from agentbench_prefix.training import scoring
+from agentbench_prefix.training.hindsight import hindsight_logprobs
+from agentbench_prefix.training.method import find_start
 from agentbench_prefix.training.objective import (
     Batch,
     Group,
     Moment,
     Objective,
     Outcome,
+    Played,
     Rollout,
     Scores,
 )
-from agentbench_prefix.training.queries import Query, QueryPool, check_prompt
+from agentbench_prefix.training.queries import Prefix, Query, QueryPool, check_prompt
 from agentbench_prefix.training.rl_recipe import RLRecipe
 from datasets import Dataset
 
@@ -164,6 +168,32 @@ class Player:
                 f"query {query.query_id!r} replays to {shown!r:.80}, expected "
                 f"{query.observation!r:.80}: run `agentbench-prefix corpus validate`"
             )
+
+    def state_changes(self, group: Group) -> list[list[bool]]:
+        """Whether each turn of each rollout changed the environment's own state: play it again."""
+        env = self._env(0)
+        found = []
+        first = group.rollouts[0].record
+        assert first is not None
+        self._put(env, group.query, first.seed)
+        start = env.snapshot()
+        for rollout in group.rollouts:
+            assert rollout.record is not None
+            env.restore(start)
+            changed = []
+            before = start.state
+            for turn in rollout.record.turns:
+                if turn.action is None:
+                    env.skip_turn(turn.observation)
+                else:
+                    env.step(turn.action)
+                after = env.snapshot().state
+                assert isinstance(before, dict)
+                assert isinstance(after, dict)
+                changed.append(after["env"] != before["env"])
+                before = after
+            found.append(changed)
+        return found
 
     def watch(self, tasks: Sequence[str], samples: int) -> list[Outcome]:
         """Play tasks from their start, with the same chance whenever it is done."""
@@ -418,32 +448,35 @@ class RLTrainer(GRPOTrainer):  # type: ignore[misc]
         self.watched = watched
         self.serializer = ChatSerializer(tokenizer)
         self.vocabulary = min(len(tokenizer), model.get_input_embeddings().num_embeddings)
+        self._scorer = TransformersPolicy(
+            self.accelerator.unwrap_model(self.model),
+            tokenizer,
+            source={},
+            temperature=recipe.temperature,
+            top_p=recipe.top_p,
+            max_tokens=max_tokens,
+        )
         self.player = Player(
             recipe.env_id,
             env_arguments,
             dialogue,
-            self._policy(max_tokens),
+            self._scorer,
             self.serializer,
             seed=recipe.seed,
             fresh_budget=recipe.fresh_budget,
         )
         self._progress = progress
+        self._begun = False
         self._seconds = 0.0
         self._clock = time.perf_counter()
         self._batch: list[Batch] = []
         self._moment = Moment(0, recipe.steps, 0, {}, 0, 1)
         self._gathered: dict[str, list[torch.Tensor]] = {}
         self._row: dict[str, float] = {}
-
-    def _policy(self, max_tokens: int) -> Policy:
-        return TransformersPolicy(
-            self.accelerator.unwrap_model(self.model),
-            self.processing_class,
-            source={},
-            temperature=self.recipe.temperature,
-            top_p=self.recipe.top_p,
-            max_tokens=max_tokens,
-        )
+        self.costs: dict[str, dict[str, float]] = {}
+        """What an objective played beside the training."""
+        self._demonstrations: dict[str, Group] = {}
+        self._old_policy: TransformersPolicy | None = None
 
     @property
     def step(self) -> int:
@@ -464,12 +497,15 @@ class RLTrainer(GRPOTrainer):  # type: ignore[misc]
             self._batch = self._play()
         epoch, index = divmod(at, accumulation)
         if index == 0 and epoch and self.objective.old_logprobs == "each_epoch":
-            self._rescore(epoch)
+            self._batch = self._rescore(epoch)
         self._moment = dataclasses.replace(self._moment, epoch=epoch)
         return self._batch[index]
 
     def _play(self) -> list[Batch]:
         recipe, objective, step = self.recipe, self.objective, self.step
+        if not self._begun:
+            objective.begin(self.pool, self)
+            self._begun = True
         self._watch(step)
         self._clock = began = time.perf_counter()
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
@@ -489,10 +525,11 @@ class RLTrainer(GRPOTrainer):  # type: ignore[misc]
                 break
         played = time.perf_counter()
         fill = refused[len(refused) - (share - len(accepted)) :]
-        batch = Batch.of([*accepted, *fill], self.accelerator.device)
-        unused = len(accepted) * recipe.samples
+        rows = objective.extend([*accepted, *fill], self)
+        batch = Batch.of(rows, self.accelerator.device)
+        unused = slice(len(accepted) * recipe.samples, share * recipe.samples)
         for tensor in (batch.mask, batch.prefix_mask, batch.active):
-            tensor[unused:] = 0
+            tensor[unused] = 0
         outcomes: list[Outcome] = gather_object(
             [Outcome.of(group) for group in accepted]
             + [Outcome.of(group, used=False) for group in refused]
@@ -502,16 +539,14 @@ class RLTrainer(GRPOTrainer):  # type: ignore[misc]
             steps=recipe.steps,
             epoch=0,
             counts={},
-            rollouts=sum(len(o.rewards) for o in outcomes if o.used),
+            rollouts=0,
             microbatches=self.args.gradient_accumulation_steps * world,
         )
-        logprobs = None
+        self._whole, self._outcomes = batch, outcomes
+        self._untouched = (batch.mask.clone(), batch.prefix_mask.clone(), batch.active.clone())
         if objective.old_logprobs != "first_epoch":
-            logprobs = batch.old_logprobs = self._current(batch)
-        self._whole = batch
-        self._outcomes = outcomes
-        objective.prepare(batch, outcomes, logprobs, self._moment)
-        batches = self._cut()
+            batch.old_logprobs = self._current(batch)
+        batches = self._prepare(batch.old_logprobs)
         row = summarize([o for o in outcomes if o.used] or outcomes)
         row |= objective.observe(outcomes, self._moment)
         row |= {
@@ -524,31 +559,37 @@ class RLTrainer(GRPOTrainer):  # type: ignore[misc]
         self._row = row
         return batches
 
-    def _cut(self) -> list[Batch]:
-        """Count the denominators and cut the batch into micro-batches."""
-        masks = self.objective.masks(self._whole)
-        sums = torch.stack([mask.sum() for mask in masks.values()])
-        sums = self.accelerator.reduce(sums, reduction="sum")
-        counts = dict(zip(masks, sums.tolist(), strict=True))
-        self._moment = dataclasses.replace(self._moment, counts=counts)
-        size = self.args.per_device_train_batch_size
-        return [self._whole.rows(i, i + size) for i in range(0, len(self._whole), size)]
+    def _prepare(self, logprobs: torch.Tensor | None) -> list[Batch]:
+        """Let the objective prepare the batch, count the denominators, cut it into parts."""
+        whole, objective = self._whole, self.objective
+        objective.prepare(whole, Played(self._outcomes, logprobs, self._moment, self))
+        masks = objective.masks(whole)
+        sums = [mask.bool().sum() for mask in masks.values()]
+        sums.append(whole.mask.bool().any(1).sum())
+        total = self.accelerator.reduce(torch.stack(sums), reduction="sum").tolist()
+        counts = dict(zip(masks, map(float, total[:-1]), strict=True))
+        self._moment = dataclasses.replace(self._moment, counts=counts, rollouts=float(total[-1]))
+        return [whole.rows(begin, end) for begin, end in self._cuts(len(whole))]
 
-    def _rescore(self, epoch: int) -> None:
-        logprobs = self._current(self._whole)
-        moment = dataclasses.replace(self._moment, epoch=epoch)
-        self.objective.prepare(self._whole, self._outcomes, logprobs, moment)
-        self._batch = self._cut()
+    def _cuts(self, rows: int) -> list[tuple[int, int]]:
+        """Rows of each micro-batch; there are as many on every process."""
+        n = self.args.gradient_accumulation_steps
+        return [(i * rows // n, (i + 1) * rows // n) for i in range(n)]
+
+    def _rescore(self, epoch: int) -> list[Batch]:
+        """Micro-batches of a further pass, prepared with the current log-probabilities."""
+        whole = self._whole
+        whole.mask, whole.prefix_mask, whole.active = (x.clone() for x in self._untouched)
+        self._moment = dataclasses.replace(self._moment, epoch=epoch)
+        return self._prepare(self._current(whole))
 
     @torch.no_grad()
     def _current(self, batch: Batch) -> torch.Tensor:
         """Log-probabilities under the current weights, by micro-batches."""
-        size = self.args.per_device_train_batch_size
-        found = torch.zeros_like(batch.mask)
-        for begin in range(0, len(batch), size):
-            part = batch.rows(begin, begin + size)
-            scores = self._score(self.model, part, prefix=False).logprobs
-            found[begin : begin + size, : scores.shape[1]] = scores
+        found = torch.zeros_like(batch.rollout_logprobs)
+        for begin, end in self._cuts(len(batch)):
+            scores = self._score(self.model, batch.rows(begin, end), prefix=False).logprobs
+            found[begin:end, : scores.shape[1]] = scores
         return found
 
     def _score(self, model: Any, batch: Batch, *, prefix: bool) -> Scores:
@@ -560,6 +601,68 @@ class RLTrainer(GRPOTrainer):  # type: ignore[misc]
                 temperature=self.recipe.temperature,
                 prefix=prefix,
             )
+
+    # -------------------------------------------------------------- what an objective may ask for
+    def play(self, what: str, queries: Sequence[Query], samples: int) -> list[Outcome]:
+        """See :meth:`agentbench_prefix.training.objective.Engine.play`."""
+        began = time.perf_counter()
+        world, rank = self.accelerator.num_processes, self.accelerator.process_index
+        mine = range(rank, len(queries), world)
+        found: list[tuple[int, Outcome]] = []
+        size = max(1, self.recipe.queries_per_step * self.recipe.samples // samples)
+        for begin in range(0, len(mine), size):
+            places = mine[begin : begin + size]
+            names = [f"{what}/{place}/{queries[place].query_id}" for place in places]
+            groups = self.player.play([queries[place] for place in places], samples, names)
+            found += zip(places, map(Outcome.of, groups), strict=True)
+        everything: list[tuple[int, Outcome]] = gather_object(found)
+        outcomes = [outcome for _, outcome in sorted(everything, key=lambda pair: pair[0])]
+        cost = self.costs.setdefault(what, {"rollouts": 0, "tokens": 0, "seconds": 0.0})
+        cost["rollouts"] += sum(len(o.rewards) for o in outcomes)
+        cost["tokens"] += sum(sum(o.generated_tokens) for o in outcomes)
+        cost["seconds"] += time.perf_counter() - began
+        return outcomes
+
+    def hindsight(self, batch: Batch, views: Sequence[Sequence[str]]) -> torch.Tensor:
+        """See :meth:`agentbench_prefix.training.objective.Engine.hindsight`."""
+        return hindsight_logprobs(self._scorer, batch, views)
+
+    def state_changes(self, group: Group) -> list[list[bool]]:
+        """See :meth:`agentbench_prefix.training.objective.Engine.state_changes`."""
+        return self.player.state_changes(group)
+
+    def demonstration(self, query: Query) -> Group:
+        """See :meth:`agentbench_prefix.training.objective.Engine.demonstration`."""
+        known = self._demonstrations.get(query.trajectory_id)
+        if known is None:
+            known = self._demonstrate(query)
+            self._demonstrations[query.trajectory_id] = known
+        return known
+
+    def _demonstrate(self, query: Query) -> Group:
+        row, name = self.pool.trajectories.get(query.trajectory_id), self.recipe.queries.sidecar
+        if row is None or name is None:
+            raise ConfigurationError(
+                f"the trajectory of {query.query_id!r} or its old policy is not known: set the "
+                "recipe's queries.demonstrations and queries.sidecar"
+            )
+        if self._old_policy is None:
+            self._old_policy = TransformersPolicy.load(
+                find_start(name, self.recipe.env_id),
+                device=str(self.accelerator.device),
+                dtype=self.recipe.dtype,
+                temperature=self.recipe.temperature,
+            )
+        messages = to_messages(row.conversation(self.player.dialogue.label).messages)
+        layout = self.serializer.lay_out(messages)
+        begin, end = layout.replies[0][0], layout.replies[-1][1]
+        mask = layout.mask([turn.trainable for turn in row.turns])[begin:end]
+        old = self._old_policy.score([layout.ids])[0].logprobs[begin:end].tolist()
+        prefix = Prefix(begin, end, tuple(mask), tuple(old), token_hash(layout.ids))
+        shown = dataclasses.replace(
+            query, query_id=f"{query.query_id}/demonstration", prefix=prefix
+        )
+        return Group(shown, layout.ids, [Rollout((), (), (), row.reward, None)])
 
     # -------------------------------------------------------------- the loss
     def _compute_loss(self, model: Any, inputs: Batch) -> torch.Tensor:
@@ -629,7 +732,11 @@ class RLTrainer(GRPOTrainer):  # type: ignore[misc]
             # Written last: a state with this file is whole.
             write_json_atomic(
                 folder / OWN_STATE,
-                {"objective": self.objective.state_dict(), "seconds": self._seconds},
+                {
+                    "objective": self.objective.state_dict(),
+                    "seconds": self._seconds,
+                    "costs": self.costs,
+                },
             )
 
     def run(self) -> None:
@@ -641,12 +748,13 @@ class RLTrainer(GRPOTrainer):  # type: ignore[misc]
         else:
             own = json.loads((found / OWN_STATE).read_text("utf-8"))
             self.objective.load_state_dict(own["objective"])
-            self._seconds = own["seconds"]
+            self._seconds, self.costs = own["seconds"], own["costs"]
             begun = int(found.name.partition("-")[2]) // self.recipe.epochs
         if self.accelerator.is_main_process:
             log = self.out / LOG
             kept = [x for x in read_whole_lines(log) if json.loads(x)["step"] < begun]
             write_text_atomic(log, "".join(line + "\n" for line in kept))
+        self._begun = found is not None
         self.train(resume_from_checkpoint=None if found is None else str(found))
         self._watch(self.recipe.steps)
 

@@ -20,10 +20,7 @@ the CPU tier.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
-
-import torch
 
 from agentbench_prefix.training.losses import (
     ClipRange,
@@ -38,7 +35,7 @@ from agentbench_prefix.training.objective import (
     Loss,
     Moment,
     Objective,
-    Outcome,
+    Played,
     Scores,
     Settings,
 )
@@ -70,15 +67,9 @@ class GRPO(Objective[S]):
 
     settings_type: ClassVar[type[Settings]] = GRPOSettings
 
-    def prepare(
-        self,
-        batch: Batch,
-        outcomes: Sequence[Outcome],
-        logprobs: torch.Tensor | None,
-        moment: Moment,
-    ) -> None:
+    def prepare(self, batch: Batch, played: Played) -> None:
         """Advantages; rollouts without one have no gradient and are not scored."""
-        del outcomes, logprobs, moment
+        del played
         advantages = group_advantages(batch.rewards, batch.group_index)
         batch.tensors["advantages"] = advantages
         batch.active &= advantages != 0

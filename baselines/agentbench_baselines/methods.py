@@ -20,9 +20,17 @@ def _method(name: str, objective: str, summary: str) -> ReinforcementMethod:
 
 
 GRPO = _method("grpo", "GRPO", "group-relative policy optimization on raw tasks")
+GRPO_MIS = _method(
+    "grpo_mis", "MIS", "GRPO with masked importance sampling between trainer and rollout engine"
+)
+DAPO = _method("dapo", "DAPO", "GRPO that clips higher; dynamic sampling, overlong penalty")
 REPLAY_GRPO = _method(
     "replay_grpo", "ReplayGRPO", "GRPO that also starts from states a teacher passed through"
 )
 PREFIX_GRPO = _method(
     "prefix_grpo", "PrefixGRPO", "Replay-GRPO that also learns the teacher's turns before the cut"
+)
+TRIAL = _method("trial", "Trial", "GRPO and a dense term from each turn's outcome in hindsight")
+ADAPREFIX = _method(
+    "adaprefix", "AdaPrefix", "GRPO from replayed prefixes whose length a controller steers"
 )

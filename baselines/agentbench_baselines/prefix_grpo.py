@@ -16,6 +16,8 @@ another policy than SFT: its median is logged as ``prefix/ratio``.
 ``signal`` is what ``A_pre`` is: ``magnitude`` (above), ``constant`` (1), ``positive``
 (``max(mean A, 0)``), ``success`` (1 if R > 0 else 0), ``lift`` (``|mean A|`` plus how much more
 often the query is solved than the raw query of its trajectory; whole trajectories are drawn).
+``full_demo`` adds, for each raw query in the batch, its whole teacher trajectory as a row of the
+prefix branch, with ``A_demo = clamp(R_demo - mean R_raw, 0, 1)`` over that query's rollouts.
 ``form: joint`` takes one token mean over both branches, with the continuation's range.
 
 Source: Prefix-GRPO, sections 3.2, 3.3 and 8.1. Chosen by us: token means in the place of sums
@@ -36,6 +38,7 @@ from agentbench_prefix.training.losses import (
     Branch,
     ClipRange,
     clipped_surrogate,
+    demonstration_advantages,
     family_lift,
     importance_ratio,
     is_clipped,
@@ -45,7 +48,17 @@ from agentbench_prefix.training.losses import (
     prefix_continuation_loss,
     token_mean,
 )
-from agentbench_prefix.training.objective import Batch, Loss, Moment, Outcome, Scores, Settings
+from agentbench_prefix.training.objective import (
+    Batch,
+    Engine,
+    Group,
+    Loss,
+    Moment,
+    Outcome,
+    Played,
+    Scores,
+    Settings,
+)
 from agentbench_prefix.training.queries import Query, QueryPool
 
 
@@ -57,6 +70,7 @@ class PrefixSettings(GRPOSettings):
         prefix_epsilon_low: ``eps_pre_low``; it never binds, since ``A_pre`` is not negative.
         prefix_epsilon_high: ``eps_pre_high``.
         signal: What ``A_pre`` is.
+        full_demo: Whether whole trajectories are learnt from beside their raw queries.
         form: Two token means, or one over both branches.
     """
 
@@ -65,6 +79,7 @@ class PrefixSettings(GRPOSettings):
     prefix_epsilon_high: float = 0.2
     signal: Literal["magnitude", "constant", "positive", "success", "lift"] = "magnitude"
     form: Literal["split", "joint"] = "split"
+    full_demo: bool = False
 
     @property
     def prefix_clip(self) -> ClipRange:
@@ -86,23 +101,27 @@ class PrefixGRPO(GRPO[PrefixSettings]):
             return pool.draw_trajectories(rng, n)
         return pool.draw(rng, n)
 
-    def prepare(
-        self,
-        batch: Batch,
-        outcomes: Sequence[Outcome],
-        logprobs: torch.Tensor | None,
-        moment: Moment,
-    ) -> None:
+    def extend(self, groups: Sequence[Group], engine: Engine) -> list[Group]:
+        """Whole trajectories of the raw queries, if they are asked for."""
+        if not self.settings.full_demo:
+            return list(groups)
+        raw = {g.query.trajectory_id: g.query for g in groups if not g.query.prefix_turns}
+        return [*groups, *(engine.demonstration(query) for query in raw.values())]
+
+    def prepare(self, batch: Batch, played: Played) -> None:
         """Advantages of both branches."""
         used = batch.active.clone()
-        super().prepare(batch, outcomes, logprobs, moment)
+        super().prepare(batch, played)
         signal = self.settings.signal
         anchor = prefix_advantages(
             signal,
             mean_advantages(batch.tensors["advantages"], batch.mask),
             rewards=batch.rewards,
-            lift=_lift(batch, outcomes) if signal == "lift" else None,
+            lift=_lift(batch, played.outcomes) if signal == "lift" else None,
         )
+        demonstrations = [i for i, row in enumerate(batch.records) if row is None]
+        if demonstrations:
+            anchor[demonstrations] = _demonstrated(batch, demonstrations, played.outcomes)
         batch.tensors["prefix_advantages"] = anchor
         batch.active |= used & (anchor != 0) & batch.prefix_mask.bool().any(1)
 
@@ -158,10 +177,29 @@ class PrefixGRPO(GRPO[PrefixSettings]):
         return Loss(loss.total, metrics)
 
 
+def _families(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    return {name: i for i, name in enumerate(dict.fromkeys(o.trajectory_id for o in outcomes))}
+
+
+def _demonstrated(batch: Batch, rows: Sequence[int], outcomes: Sequence[Outcome]) -> torch.Tensor:
+    """Advantage of each demonstration; all are in, since each comes with its raw query."""
+    used = [outcome for outcome in outcomes if outcome.used]
+    families = _families(used)
+    shown = [batch.groups[int(batch.group_index[row])].query.trajectory_id for row in rows]
+    advantages, _ = demonstration_advantages(
+        batch.rewards[list(rows)].cpu(),
+        torch.tensor([families[name] for name in shown]),
+        torch.tensor([sum(o.rewards) / len(o.rewards) for o in used], dtype=batch.rewards.dtype),
+        torch.tensor([families[o.trajectory_id] for o in used]),
+        torch.tensor([o.prefix_turns == 0 for o in used]),
+    )
+    return advantages.to(batch.rewards.device)
+
+
 def _lift(batch: Batch, outcomes: Sequence[Outcome]) -> torch.Tensor:
     """Lift of each rollout's query, over all groups of the step."""
     used = [outcome for outcome in outcomes if outcome.used]
-    names = {name: i for i, name in enumerate(dict.fromkeys(o.trajectory_id for o in used))}
+    names = _families(used)
     lift = family_lift(
         torch.tensor([sum(r > 0 for r in o.rewards) / len(o.rewards) for o in used]),
         torch.tensor([names[o.trajectory_id] for o in used]),
