@@ -21,6 +21,7 @@ from agentbench_prefix.env import JSON, Snapshot, TextEnv
 
 Status = Literal["validated", "mismatch", "unverifiable", "error"]
 
+_VALIDATED: tuple[Status, str] = ("validated", "")
 _NOTHING: tuple[Status, str] = ("unverifiable", "no shared field")
 
 
@@ -92,7 +93,7 @@ def compare(env: TextEnv, replayed: str, recorded: str) -> tuple[Status, str]:
     """
     theirs = env.fields(recorded)
     if replayed == recorded:
-        return ("validated", "") if theirs else _NOTHING
+        return _VALIDATED if theirs else _NOTHING
     mine = env.fields(replayed)
     shared = sorted(mine.keys() & theirs.keys())
     if not shared:
@@ -100,7 +101,7 @@ def compare(env: TextEnv, replayed: str, recorded: str) -> tuple[Status, str]:
     differing = [name for name in shared if mine[name] != theirs[name]]
     if differing:
         return "mismatch", f"field {', '.join(differing)} differs"
-    return "validated", ""
+    return _VALIDATED
 
 
 def check_cuts(
@@ -123,18 +124,22 @@ def check_cuts(
     Raises:
         ValueError: A cut leaves no turn to play.
     """
-    for turns in cuts and (min(cuts), max(cuts)):
-        if not 0 <= turns < len(recording.actions):
-            raise ValueError(
-                f"a cut must leave at least one of {len(recording.actions)} turns, got {turns}"
-            )
+    first, last = min(cuts, default=0), max(cuts, default=-1)
+    if first < 0 or last >= len(recording.actions):
+        raise ValueError(
+            f"a cut must leave at least one of {len(recording.actions)} turns, got "
+            f"{first if first < 0 else last}"
+        )
     snapped = frozenset(cuts) if restore else frozenset()
-    seen, ended, snapshots, broken = _replay(env, recording, max(cuts, default=-1), snapped)
+    seen, ended, snapshots, broken = _replay(env, recording, last, snapped)
     recorded = recording.observations
     came = equal = len(seen)
     if seen != list(recorded[:came]):
         equal = next(turn for turn in range(came) if seen[turn] != recorded[turn])
-    known: list[tuple[Status, str] | None] = [None] * came  # a cut's probe is often the next cut
+    # What compare says of each turn: a cut's probe is often the next cut. Most texts are equal, and
+    # then only whether they show anything is asked, here: a call for each would cost as much.
+    known: list[tuple[Status, str] | None] = [None] * came
+    probed: tuple[Status, str] | None
     checks = []
     for turns in cuts:
         behind = turns + 1
@@ -143,8 +148,13 @@ def check_cuts(
             checks.append(_failed(turns, broken))
             continue
         try:
-            at = known[turns] or compare(env, seen[turns], recorded[turns])
-            known[turns] = at
+            at = known[turns]
+            if at is None:
+                if turns < equal:
+                    at = _VALIDATED if env.fields(recorded[turns]) else _NOTHING
+                else:
+                    at = compare(env, seen[turns], recorded[turns])
+                known[turns] = at
             if turns == ended:
                 checks.append(
                     CutCheck(turns, at[0], turns < equal, "error", False, True, "episode ended")
@@ -153,19 +163,25 @@ def check_cuts(
             if turns in snapshots:
                 env.restore(snapshots[turns])
                 after = _play(env, recording, turns)[0]
-                probe = compare(env, after, recorded[behind])
+                same = after == recorded[behind]
+                probed = compare(env, after, recorded[behind])
             else:
-                after = seen[behind]
-                probe = known[behind] or compare(env, after, recorded[behind])
-                known[behind] = probe
+                same = behind < equal or seen[behind] == recorded[behind]
+                probed = known[behind]
+                if probed is None:
+                    if behind < equal:
+                        probed = _VALIDATED if env.fields(recorded[behind]) else _NOTHING
+                    else:
+                        probed = compare(env, seen[behind], recorded[behind])
+                    known[behind] = probed
         except Exception as error:  # noqa: BLE001 - an environment may raise anything
             checks.append(_failed(turns, _told(error)))
             continue
         status, detail = at
-        if probe[0] == "mismatch" and status != "mismatch":
-            status, detail = "mismatch", f"after the probe: {probe[1]}"
-        same = after == recorded[behind]
-        checks.append(CutCheck(turns, status, turns < equal, probe[0], same, False, detail))
+        probe, differs = probed
+        if probe == "mismatch" and status != "mismatch":
+            status, detail = "mismatch", f"after the probe: {differs}"
+        checks.append(CutCheck(turns, status, turns < equal, probe, same, False, detail))
     return checks
 
 
@@ -191,11 +207,11 @@ def _replay(
         seen.append(env.reset(seed=recording.seed, options=options)[0])
         ended = False
         for turn in range(last + 1):
-            if turn in snapped:
+            if snapped and turn in snapped:
                 snapshots[turn] = env.snapshot()
             if ended:
                 return seen, turn, snapshots, f"the episode ended after {turn} turns"
-            if turn < last or not snapped:
+            if not snapped or turn < last:
                 observation, _, terminated, truncated, _ = _play(env, recording, turn)
                 seen.append(observation)
                 ended = terminated or truncated

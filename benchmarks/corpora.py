@@ -2,8 +2,9 @@
 
 ``replay``: queries/s of checking all cuts of a trajectory in one pass, beside replaying every cut
 from the start: a reset, the actions before the cut, the probe. The last column compares both where
-they also prove that a snapshot of every cut restores. CPU time, passes in turns, and all must find
-the same.
+they also prove that a snapshot of every cut restores. Each way's fastest of ``--passes`` at each
+trajectory, which a busy machine disturbs least; all must find the same. The more cuts share a
+pass, the more it saves: the cuts of each strategy are replayed by themselves, too.
 
 ``tokens``: tokens sent through the model by one pass over each trajectory, which scores all its
 prefixes and gives the entropies, beside one pass a query, counted from the serialized prompts.
@@ -17,11 +18,12 @@ both corpora, each in a process of its own. Fails if it grows by more than ``--a
 Everything is done on the released trajectories, or on freshly taught ones where they are not at
 hand. Targets: 3 times the queries/s, 2.5 times fewer tokens, the same memory within 20 %.
 
-On the release of ``textcraft-prefix`` (1,492 trajectories of 6.3 turns in the mean): 3.3 times the
-queries/s at every turn, 2.6 times at the 7,245 released cuts (3.1 times on trajectories of 12 turns
-and more), 1.6 to 1.8 times with restoring: a step of TextCraft takes about 1.5 us and a reset 17,
-but a snapshot and its restoring 16 together. 3.5 times fewer tokens, 4.5 times with the entropies.
-7 % more memory building, 9 % reading.
+On the release of ``textcraft-prefix`` (1,492 trajectories of 6.3 turns in the mean): 3.9 times the
+queries/s at every turn, 3.1 times at the 7,245 cuts of the ``compact`` dialogue (3.8 times on
+trajectories of 12 turns and more). The 2 or 3 cuts a trajectory of one strategy alone: 1.7 to 1.9
+times. With restoring 1.8 to 2.0 and 1.4 to 1.5 times: a step of TextCraft takes about 2.5 us and a
+reset 20, but a snapshot and its restoring 16 together. 3.5 times fewer tokens, 4.5 times with the
+entropies. 7 % more memory building, 9 % reading.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import argparse
 import collections
 import gc
 import json
+import math
 import operator
 import resource
 import subprocess
@@ -38,7 +41,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 from unittest import mock
 
@@ -57,14 +59,16 @@ from agentbench_prefix.registry import make
 from agentbench_prefix.replay import CutCheck, Recording, check_cuts, compare
 
 PARTS = ("replay", "tokens", "memory")
-WITHOUT_QUERIES = (
-    FixedRatio(ratios=(0.1, 0.3, 0.5)),
-    FixedRatio(ratios=(0.25, 0.5, 0.7)),
-    RandomTurns(k=3),
-)
+WITHOUT_QUERIES = {
+    "fixed_ratio_10_30_50": FixedRatio(ratios=(0.1, 0.3, 0.5)),
+    "fixed_ratio_25_50_70": FixedRatio(ratios=(0.25, 0.5, 0.7)),
+    "random_3": RandomTurns(k=3),
+}
 LONG = 12
 """Turns from which on a trajectory has a line of its own."""
 
+Cuts = dict[int, frozenset[str]]
+"""Turns before each cut, and the strategies that chose it: none for the raw task."""
 Job = tuple[Recording, list[int]]
 
 
@@ -79,23 +83,31 @@ def find_trajectories(name: str, env_id: str, scratch: Path) -> Corpus:
     return build(make_recipe({**fields, "teacher": {"kind": "oracle"}}), scratch / "taught")
 
 
-def cuts_of(corpus: Corpus, split: str) -> dict[tuple[str, str], list[int]]:
+def cuts_of(corpus: Corpus, split: str) -> dict[tuple[str, str], Cuts]:
     """Distinct cuts of the released queries, 0 included, by trajectory and dialogue."""
-    found: dict[tuple[str, str], list[int]] = collections.defaultdict(list)
+    found: dict[tuple[str, str], Cuts] = collections.defaultdict(dict)
     for query in corpus.queries(split):
-        found[query.trajectory_id, query.dialogue].append(query.prefix_turns)
+        strategies = frozenset(cut.strategy for cut in query.cuts)
+        found[query.trajectory_id, query.dialogue][query.prefix_turns] = strategies
     return found
 
 
-def chosen_blindly(row: TrajectoryRow) -> list[int]:
+def chosen_blindly(row: TrajectoryRow) -> Cuts:
     """Distinct cuts that need no model, and the raw task."""
     blind = Trace(row.trajectory_id, row.n_turns, np.empty(0), np.empty(0, dtype=np.int64))
-    return sorted({0, *(cut.turns for s in WITHOUT_QUERIES for cut in s.choose(blind))})
+    chosen = {
+        name: {cut.turns for cut in strategy.choose(blind)}
+        for name, strategy in WITHOUT_QUERIES.items()
+    }
+    return {
+        turns: frozenset(name for name, cuts in chosen.items() if turns in cuts)
+        for turns in sorted({0}.union(*chosen.values()))
+    }
 
 
 def rows_with_cuts(
     corpus: Corpus, split: str, every: int, dialogue: str
-) -> Iterator[tuple[TrajectoryRow, list[int]]]:
+) -> Iterator[tuple[TrajectoryRow, Cuts]]:
     """Trajectories of every so many tasks and the cuts that one dialogue has of each."""
     released = None
     if f"queries/{split}.parquet" in corpus.manifest.files:
@@ -157,18 +169,21 @@ def one_pass_restoring(env: TextEnv, recording: Recording, cuts: Sequence[int]) 
 def measure_replay(name: str, env: TextEnv, jobs: Sequence[Job], passes: int) -> None:
     """Print one line."""
     ways = (check_cuts, from_the_start, one_pass_restoring, restoring_from_the_start)
-    spent: list[list[float]] = [[] for _ in ways]
-    for _ in range(passes + 1):  # the first fills caches
+    least = [[math.inf] * len(jobs) for _ in ways]
+    for _ in range(passes):
         results = []
-        for way, seconds in zip(ways, spent, strict=True):
+        for way, seconds in zip(ways, least, strict=True):
             gc.collect()
-            begin = time.process_time()
-            results.append([way(env, recording, cuts) for recording, cuts in jobs])
-            seconds.append(time.process_time() - begin)
+            results.append([])
+            for index, (recording, cuts) in enumerate(jobs):
+                begin = time.perf_counter()
+                found = way(env, recording, cuts)
+                seconds[index] = min(seconds[index], time.perf_counter() - begin)
+                results[-1].append(found)
         if any(result != results[0] for result in results):
             sys.exit("one pass and replay from the start found different things")
     queries = sum(len(cuts) for _, cuts in jobs)
-    rates = [queries / median(seconds[1:]) for seconds in spent]
+    rates = [queries / sum(seconds) for seconds in least]
     turns = sum(len(recording.actions) for recording, _ in jobs) / len(jobs)
     print(
         f"{name:34}{len(jobs):>7}{turns:>7.1f}{queries:>9}{rates[0]:>11.0f}{rates[1]:>11.0f}"
@@ -179,10 +194,13 @@ def measure_replay(name: str, env: TextEnv, jobs: Sequence[Job], passes: int) ->
 def replay(corpus: Corpus, split: str, arguments: argparse.Namespace) -> None:
     env = make(corpus.manifest.env_id, **corpus.manifest.arguments)
     chosen, every = [], []
+    alone: dict[str, list[Job]] = collections.defaultdict(list)
     for row, cuts in rows_with_cuts(corpus, split, arguments.every, arguments.dialogue):
         recording = recording_of(row)
-        chosen.append((recording, cuts))
+        chosen.append((recording, list(cuts)))
         every.append((recording, list(range(row.n_turns))))
+        for name in sorted(frozenset().union(*cuts.values())):
+            alone[name].append((recording, [k for k, names in cuts.items() if name in names]))
     print(
         f"{'replay, cuts':34}{'traj.':>7}{'turns':>7}{'queries':>9}{'one pass/s':>11}"
         f"{'start/s':>11}{'ratio':>10}{'if restored':>14}   (target: 3 x)"
@@ -191,6 +209,8 @@ def replay(corpus: Corpus, split: str, arguments: argparse.Namespace) -> None:
         measure_replay(name, env, jobs, arguments.passes)
         if long := [job for job in jobs if len(job[0].actions) >= LONG]:
             measure_replay(f"  of {LONG} turns and more", env, long, arguments.passes)
+    for name, jobs in sorted(alone.items()):
+        measure_replay(f"  {name} alone", env, jobs, arguments.passes)
 
 
 # ------------------------------------------------------------------ tokens

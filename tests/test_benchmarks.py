@@ -51,7 +51,8 @@ def test_babyai_benchmark_names_a_folder_that_is_none(repository, tmp_path):
 def test_corpora_benchmark_compares_and_memory_stays(repository):
     done = run(repository, "benchmarks/corpora.py", "--every", "37", "--passes", "1")
     assert done.returncode == 0, done.stdout + done.stderr
-    for row in ("every turn ", "chosen by the strategies ", "one pass a query: ", "growth: "):
+    rows = ("every turn ", "chosen by the strategies ", "one pass a query: ", "growth: ")
+    for row in (*rows, "  entropy_change_top3 alone ", "  fixed_ratio_10_30_50 alone "):
         assert row in done.stdout
 
 
