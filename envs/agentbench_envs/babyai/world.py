@@ -124,10 +124,7 @@ class Situation(NamedTuple):
         return self._replace(layout=self.layout.turn(code, state))
 
     def moves(self) -> Iterator[tuple[Macro, Situation]]:
-        """Macro actions that lead elsewhere, and where: turns, a step, ways to things in view."""
-        for macro in (Macro("left"), Macro("right"), Macro("forward")):
-            if (then := self.after(macro)) is not None:
-                yield macro, then
+        """Macro actions that lead elsewhere, and where: ways to things in view, turns, a step."""
         layout, things = self.layout, self.layout.world.things
         for cell, (end, heading) in layout.reach(self.cell, self.heading).items():
             code = layout.cells[cell]
@@ -139,6 +136,9 @@ class Situation(NamedTuple):
                 macro = Macro("through", cell)
                 opened = layout.turn(code, OPEN)
                 yield macro, self._replace(layout=opened, cell=cell, heading=heading)
+        for macro in (Macro("left"), Macro("right"), Macro("forward")):
+            if (then := self.after(macro)) is not None:
+                yield macro, then
 
 
 class Layout:
