@@ -161,16 +161,21 @@ class Batch:
         return [rollout.record for group in self.groups for rollout in group.rollouts]
 
     @classmethod
-    def of(cls, groups: Sequence[Group], device: torch.device | str = "cpu") -> Batch:
-        """Put groups into tensors; floating point in torch's default precision."""
+    def of(
+        cls,
+        groups: Sequence[Group],
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Batch:
+        """Put groups into tensors."""
         rows = [(group.query, rollout) for group in groups for rollout in group.rollouts]
         length = max((len(rollout.mask) for _, rollout in rows), default=0)
         span = max((len(q.prefix.mask) for q, _ in rows if q.prefix is not None), default=0)
 
         def padded(values: Iterable[Sequence[Any]], width: int, fill: Any = 0.0) -> torch.Tensor:
             lists = [[*row, *[fill] * (width - len(row))] for row in values]
-            dtype = torch.long if isinstance(fill, int) else torch.get_default_dtype()
-            return torch.tensor(lists, dtype=dtype, device=device).view(len(rows), width)
+            kind = torch.long if isinstance(fill, int) else dtype
+            return torch.tensor(lists, dtype=kind, device=device).view(len(rows), width)
 
         prefixes = [query.prefix for query, _ in rows]
         return cls(
@@ -182,7 +187,7 @@ class Batch:
             ),
             rewards=torch.tensor(
                 [rollout.reward for _, rollout in rows],
-                dtype=torch.get_default_dtype(),
+                dtype=dtype,
                 device=device,
             ),
             mask=padded(([float(m) for m in rollout.mask] for _, rollout in rows), length),

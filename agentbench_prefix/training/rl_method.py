@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from agentbench_prefix.evaluation.runner import choose_tasks, find_dialogue
 from agentbench_prefix.files import read_whole_lines, sha256_file
 from agentbench_prefix.policies.tokens import check_checkpoint
 from agentbench_prefix.serialization import ChatSerializer
+from agentbench_prefix.training.curves import draw_curves
 from agentbench_prefix.training.method import (
     _contamination_if_stated,
     claim,
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from agentbench_prefix.training.queries import Query, QueryPool
     from agentbench_prefix.training.rl_trainer import Progress
 
+LOG = "log.jsonl"
+CURVES = "curves.png"
 _WATCH_SEED = 10**17
 """Seed of the generated tasks that training is watched on; recipes' own seeds stay below."""
 
@@ -222,7 +225,14 @@ class ReinforcementMethod:
             + ([] if recipe_file is None else [f"--recipe {recipe_file}"])
             + [f"--{n.replace('_', '-')} {v}" for n, v in given.items() if v is not None]
         )
-        spent = spent_in(out / "log.jsonl", recipe)
+        if not trainer.accelerator.is_main_process:
+            return checkpoint
+        rows = read_log(out / LOG)
+        spent = spent_in(rows, recipe)
+        named = " ".join(filter(None, [self.name, recipe.variant]))
+        draw_curves(
+            rows, out / CURVES, f"{named} on {env_id} from {data.start}, seed {recipe.seed}"
+        )
         beside = out / f"{CHECKPOINT}.partial"
         shutil.rmtree(beside, ignore_errors=True)
         trained = trainer.accelerator.unwrap_model(trainer.model)
@@ -279,7 +289,8 @@ class ReinforcementMethod:
             model_sha256=sha256,
             code_version=code,
             command=command,
-            diagnostics=closing(out / "log.jsonl"),
+            diagnostics=closing(rows),
+            notes=notes(rows),
         ).save(out)
         for path in beside.iterdir():
             path.chmod(0o644)  # weights are written readable by their owner alone
@@ -454,20 +465,19 @@ def read_log(log: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in read_whole_lines(log)]
 
 
-def spent_in(log: Path, recipe: RLRecipe) -> Spent:
+def spent_in(rows: Sequence[Mapping[str, float]], recipe: RLRecipe) -> Spent:
     """What the steps of a log consumed."""
-    rows = [row for row in read_log(log) if "rollouts" in row]
+    steps = [row for row in rows if "rollouts" in row]
     return Spent(
-        steps=len(rows) * recipe.epochs,
-        rollouts=int(sum(row["rollouts"] for row in rows)),
-        generated_tokens=int(sum(row["generated_tokens"] for row in rows)),
-        learned_tokens=int(sum(row["learned_tokens"] for row in rows)),
+        steps=len(steps) * recipe.epochs,
+        rollouts=int(sum(row["rollouts"] for row in steps)),
+        generated_tokens=int(sum(row["generated_tokens"] for row in steps)),
+        learned_tokens=int(sum(row["learned_tokens"] for row in steps)),
     )
 
 
-def closing(log: Path, last: int = 10) -> dict[str, float]:
+def closing(rows: Sequence[Mapping[str, float]], last: int = 10) -> dict[str, float]:
     """Mean of each logged value over the last steps, and the last evaluation."""
-    rows = read_log(log)
     steps = [row for row in rows if "rollouts" in row][-last:]
     found = {}
     for name in sorted({name for row in steps for name in row} - {"step"}):
@@ -475,3 +485,14 @@ def closing(log: Path, last: int = 10) -> dict[str, float]:
         found[name] = sum(values) / len(values)
     watched = [row for row in rows if "eval/success" in row][-1:]
     return found | {k: v for row in watched for k, v in row.items() if k.startswith("eval/")}
+
+
+def notes(rows: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+    """What a reader of the row must be told: values named ``.../saturated`` above one half."""
+    found = []
+    for name in sorted({name for row in rows for name in row if name.endswith("/saturated")}):
+        values = [row[name] for row in rows if name in row]
+        share = sum(values) / len(values)
+        if share > 0.5:
+            found.append(f"{name} was 1 in {100 * share:.0f} % of the updates it took part in")
+    return tuple(found)

@@ -58,10 +58,10 @@ from agentbench_prefix.training.objective import (
     Scores,
 )
 from agentbench_prefix.training.queries import Prefix, Query, QueryPool, check_prompt
+from agentbench_prefix.training.rl_method import LOG
 from agentbench_prefix.training.rl_recipe import RLRecipe
 from datasets import Dataset
 
-LOG = "log.jsonl"
 STATES = "states"
 OWN_STATE = "step.json"
 
@@ -526,7 +526,8 @@ class RLTrainer(GRPOTrainer):  # type: ignore[misc]
         played = time.perf_counter()
         fill = refused[len(refused) - (share - len(accepted)) :]
         rows = objective.extend([*accepted, *fill], self)
-        batch = Batch.of(rows, self.accelerator.device)
+        double = self.recipe.dtype == "float64"
+        batch = Batch.of(rows, self.accelerator.device, torch.float64 if double else torch.float32)
         unused = slice(len(accepted) * recipe.samples, share * recipe.samples)
         for tensor in (batch.mask, batch.prefix_mask, batch.active):
             tensor[unused] = 0
