@@ -135,7 +135,8 @@ def page() -> str:
 known. Varied plays (seeds 0 to {ATTEMPTS - 1}, detours {DETOURS}) explore: they act on what came \
 into view, and fall back on a plan that knows where to look only if that would not succeed within \
 the limit. The reported families are those of Prefix-GRPO, as `agentbench_envs.babyai.levels` \
-infers them. The tasks were fixed before the teacher was written.
+infers them. The tasks were \
+chosen by a rule that does not look at play.
 
 Every task's row is in `agentbench_envs/babyai/data/teacher.json`. \
 `python scripts/measure_babyai_teacher.py` measures anew and writes this page.
