@@ -690,7 +690,10 @@ class TransformersPolicy:
         return scores
 
     def score_branches(
-        self, trunks: Sequence[Sequence[int]], branches: Sequence[Sequence[Branch]]
+        self,
+        trunks: Sequence[Sequence[int]],
+        branches: Sequence[Sequence[Branch]],
+        shared: Sequence[int] | None = None,
     ) -> list[list[NDArray[np.float64]]]:
         """Teacher-force other continuations of what token sequences begin with.
 
@@ -701,6 +704,8 @@ class TransformersPolicy:
         Args:
             trunks: Token ids, one sequence a row.
             branches: Of each sequence, by ascending position.
+            shared: How many of each sequence's first tokens are those of the nearest sequence
+                before it that shares none; they are copied, not computed. ``None`` for no sharing.
 
         Returns:
             For each branch the log-probabilities of its scored tokens, nats, at the policy's
@@ -727,12 +732,26 @@ class TransformersPolicy:
                     )
         cache = _Cache()
         ends = [max((branch.at for branch in row), default=0) for row in branches]
-        pieces = [_Piece(i, 0, trunks[i][:end]) for i, end in enumerate(ends) if end]
         limit = min(PACKED_TOKENS, LOGIT_ELEMENTS // self.vocabulary)
         longest = max((b.at + len(b.ids) for row in branches for b in row), default=0)
+        leaders: list[_Piece] = []
+        followers: list[_Piece] = []
+        copies: list[tuple[int, int]] = []
+        for i, end in enumerate(ends):
+            known = min(shared[i], end, ends[leaders[-1].row]) if shared and leaders else 0
+            if known:
+                copies.append((leaders[-1].row, i))
+                if known < end:
+                    followers.append(_Piece(i, known, trunks[i][known:end]))
+            else:
+                leaders.append(_Piece(i, 0, trunks[i][:end]))
         with self.runner.borrowed():
             cache.reserve(len(trunks), longest)
-            for batch in _batches(pieces, limit):
+            for batch in _batches([piece for piece in leaders if piece.ids], limit):
+                self.runner.run(batch, cache)
+            if copies:
+                cache.copy([i for i, _ in copies], [j for _, j in copies], max(ends))
+            for batch in _batches(followers, limit):
                 self.runner.run(batch, cache)
             for k in reversed(range(max(map(len, branches), default=0))):
                 due = [i for i, row in enumerate(branches) if k < len(row)]

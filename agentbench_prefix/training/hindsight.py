@@ -64,13 +64,16 @@ def hindsight_logprobs(
     """
     rows = [(group, rollout) for group in batch.groups for rollout in group.rollouts]
     chosen = [row for row, active in enumerate(batch.active.tolist()) if active]
-    trunks, branches = [], []
+    trunks, branches, shared = [], [], []
+    before = None
     for row in chosen:
         group, rollout = rows[row]
+        shared.append(len(group.prompt) if group is before else 0)
+        before = group
         trunks.append([*group.prompt, *rollout.completion])
         branches.append(hindsight_branches(group, rollout, views[row], policy.serializer))
     found = torch.zeros_like(batch.rollout_logprobs)
-    for row, scored in zip(chosen, policy.score_branches(trunks, branches), strict=True):
+    for row, scored in zip(chosen, policy.score_branches(trunks, branches, shared), strict=True):
         for turn, values in enumerate(scored):
             place = batch.turns[row] == turn
             found[row, place] = torch.as_tensor(values, dtype=found.dtype, device=found.device)

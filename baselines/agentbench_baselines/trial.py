@@ -26,6 +26,7 @@ recipe's ``microbatch``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -46,7 +47,10 @@ from agentbench_prefix.training.losses import (
 )
 from agentbench_prefix.training.objective import Batch, Loss, Moment, Played, Scores, Settings
 
-VIEW = "\n\nOutcome of your next action: {observation}\n{facts}"
+VIEW = (
+    "\n\nOutcome of your next action: {observation}\n"
+    "valid: {valid}, state changed: {changed}, done: {done}"
+)
 
 
 class TrialSettings(GRPOSettings):
@@ -58,7 +62,11 @@ class TrialSettings(GRPOSettings):
         gap_bound: ``c``, nats.
         alpha: Bound of the dense term, as a multiple of ``|L_GRPO|``.
         profile: How dense supervision is spread over turns.
-        view: The outcome view; ``{observation}`` and ``{facts}`` are filled in.
+        view: The outcome view of every turn but the last; ``{observation}``, ``{valid}``,
+            ``{changed}`` and ``{done}`` are filled in.
+        last_view: That of the last turn, which has ``{success}`` besides.
+        true_word: What a fact that holds is written as.
+        false_word: What one that does not is written as.
     """
 
     dense_weight: float = Field(default=0.1, ge=0)
@@ -67,6 +75,9 @@ class TrialSettings(GRPOSettings):
     alpha: float = Field(default=1.0, ge=0)
     profile: Literal["relative", "uniform", "permuted"] = "relative"
     view: str = VIEW
+    last_view: str = VIEW + ", success: {success}"
+    true_word: str = "yes"
+    false_word: str = "no"
 
 
 class Trial(GRPO[TrialSettings]):
@@ -86,7 +97,7 @@ class Trial(GRPO[TrialSettings]):
             changes = played.engine.state_changes(group)
             for rollout, changed in zip(group.rollouts, changes, strict=True):
                 assert rollout.record is not None
-                views.append(outcome_views(rollout.record, changed, self.settings.view))
+                views.append(outcome_views(rollout.record, changed, self.settings))
         batch.tensors["hindsight"] = played.engine.hindsight(batch, views)
 
     def loss(self, batch: Batch, scores: Scores, moment: Moment) -> Loss:
@@ -148,28 +159,25 @@ class Trial(GRPO[TrialSettings]):
         )
 
 
-def outcome_views(record: EpisodeRecord, changed: list[bool], template: str) -> list[str]:
+def outcome_views(
+    record: EpisodeRecord, changed: Sequence[bool], settings: TrialSettings
+) -> list[str]:
     """The outcome view of each turn of an episode; nothing in it is of a later turn.
 
     Args:
         record: The episode.
         changed: Whether each turn changed the environment's state.
-        template: With ``{observation}`` and ``{facts}``.
+        settings: How it is written.
     """
     views = []
     last = len(record.turns) - 1
     for index, (turn, moved) in enumerate(zip(record.turns, changed, strict=True)):
-        facts = [
-            f"valid: {_said(turn.valid)}",
-            f"state changed: {_said(moved)}",
-            f"done: {_said(index == last)}",
-        ]
+        facts = {"valid": turn.valid, "changed": moved, "done": index == last}
+        text = settings.view
         if index == last:
-            facts.append(f"success: {_said(record.success)}")
-        text = template.replace("{facts}", ", ".join(facts))
+            text = settings.last_view
+            facts["success"] = record.success
+        for name, holds in facts.items():
+            text = text.replace(f"{{{name}}}", settings.true_word if holds else settings.false_word)
         views.append(text.replace("{observation}", turn.observation))
     return views
-
-
-def _said(fact: bool) -> str:
-    return "yes" if fact else "no"

@@ -7,7 +7,7 @@ import reference
 import torch
 from rl_runs import gradients, pool, random_model, reference_rollouts, shake, trainer
 
-from agentbench_baselines.trial import VIEW, outcome_views
+from agentbench_baselines.trial import outcome_views
 from agentbench_prefix.training.losses import derangement
 
 TOLERANCE = 1e-9
@@ -125,7 +125,7 @@ def own_views(made):
     views = []
     for group in made._whole.groups:
         for rollout, changed in zip(group.rollouts, made.state_changes(group), strict=True):
-            views.append(outcome_views(rollout.record, changed, VIEW))
+            views.append(outcome_views(rollout.record, changed, made.objective.settings))
     return views
 
 
