@@ -35,6 +35,9 @@ class Method(Protocol):
     def checkpoint(self, env_id: str) -> Path | None:
         """Folder of the checkpoint shipped for an environment, if there is one."""
 
+    def plan(self, env_id: str, **arguments: Any) -> str:
+        """What :meth:`train` would do with these arguments, as text."""
+
     def train(self, env_id: str, **arguments: Any) -> Path:
         """Train on an environment and return the checkpoint's folder."""
 

@@ -51,6 +51,10 @@ def train_command(
     evaluate: Annotated[
         bool, typer.Option(help="Evaluate on the test split and write the results to the card.")
     ] = True,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print the recipe in full and what it would take; no more."),
+    ] = False,
     progress: Annotated[bool, typer.Option(help="Show a progress bar on stderr.")] = True,
 ) -> None:
     """Train a method by its recipe and write RUN/checkpoint: weights, tokenizer, card.
@@ -67,6 +71,18 @@ def train_command(
     torch.set_num_threads(1)
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     trained = registry.method(method)
+    arguments = {
+        "tier": tier,
+        "recipe_file": recipe,
+        "variant": variant,
+        "corpus": corpus,
+        "init": init,
+        "seed": seed,
+        "steps": steps,
+    }
+    if dry_run:
+        typer.echo(trained.plan(env, **arguments), nl=False)
+        return
     name = "-".join([method, *filter(None, (variant, init and Path(init).name))])
     folder = out or Path("runs") / "train" / env / f"{name}-seed{seed or 0}"
     columns = (
@@ -83,18 +99,7 @@ def train_command(
             shown = " ".join(f"{n} {metrics[n]:.3f}" for n in SHOWN if n in metrics)
             bar.update(task, completed=step + 1, total=total, shown=shown)
 
-        checkpoint = trained.train(
-            env,
-            out=folder,
-            tier=tier,
-            recipe_file=recipe,
-            variant=variant,
-            corpus=corpus,
-            init=init,
-            seed=seed,
-            steps=steps,
-            progress=report,
-        )
+        checkpoint = trained.train(env, out=folder, progress=report, **arguments)
     stdout = make_console()
     if evaluate:
         from agentbench_prefix.evaluation.checkpoints import evaluate_checkpoint

@@ -80,6 +80,44 @@ class SupervisedMethod:
             raise UnknownNameError(f"environment for method {self.name}", env_id, known)
         return load_recipe(path, **overrides)
 
+    def plan(
+        self,
+        env_id: str,
+        *,
+        tier: str = "cpu",
+        recipe_file: Path | None = None,
+        variant: str | None = None,
+        corpus: str | None = None,
+        **overrides: Any,
+    ) -> str:
+        """What :meth:`train` would do with these arguments, as text."""
+        import yaml
+
+        recipe = self._resolve(env_id, tier, recipe_file, variant, corpus, overrides)
+        tokens = recipe.steps * recipe.tokens_per_step
+        return (
+            f"# {self.name} on {env_id}, resolved\n"
+            f"{yaml.safe_dump(recipe.model_dump(mode='json'), sort_keys=False)}\n"
+            f"# Estimate\n{recipe.steps:,} optimizer steps of at most {recipe.tokens_per_step:,} "
+            f"padded tokens: at most {tokens:,} tokens\n"
+        )
+
+    def _resolve(
+        self,
+        env_id: str,
+        tier: str,
+        recipe_file: Path | None,
+        variant: str | None,
+        corpus: str | None,
+        overrides: dict[str, Any],
+    ) -> SFTRecipe:
+        if tier != "cpu":
+            raise UnknownNameError(f"tier of {self.name}", tier, ["cpu"])
+        if variant is not None:
+            raise UnknownNameError(f"variant of {self.name}", variant, [])
+        recipe = self.recipe(env_id, recipe_file, **overrides)
+        return recipe if corpus is None else recipe.on_corpus(corpus)
+
     def train(
         self,
         env_id: str,
@@ -112,13 +150,8 @@ class SupervisedMethod:
         from agentbench_prefix.training.data import corpora_of
         from agentbench_prefix.training.sft import run_sft
 
-        if tier != "cpu":
-            raise UnknownNameError(f"tier of {self.name}", tier, ["cpu"])
-        if variant is not None:
-            raise UnknownNameError(f"variant of {self.name}", variant, [])
-        recipe = self.recipe(env_id, recipe_file, **overrides)
+        recipe = self._resolve(env_id, tier, recipe_file, variant, corpus, overrides)
         if corpus is not None:
-            recipe = recipe.on_corpus(corpus)
             overrides["corpus"] = corpus
         given = {name: value for name, value in overrides.items() if value is not None}
         env = registry.make(env_id)

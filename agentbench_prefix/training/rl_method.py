@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,14 +20,15 @@ from agentbench_prefix.cards import (
 from agentbench_prefix.dialogue import Dialogue
 from agentbench_prefix.env import TextEnv
 from agentbench_prefix.errors import (
+    AgentBenchError,
     CheckpointError,
     ConfigurationError,
     MissingExtraError,
     UnknownNameError,
 )
 from agentbench_prefix.evaluation.runner import choose_tasks, find_dialogue
-from agentbench_prefix.files import read_whole_lines, sha256_file
-from agentbench_prefix.policies.tokens import check_checkpoint
+from agentbench_prefix.files import read_whole_lines
+from agentbench_prefix.policies.tokens import FoundCheckpoint, check_checkpoint
 from agentbench_prefix.serialization import ChatSerializer
 from agentbench_prefix.training.curves import draw_curves
 from agentbench_prefix.training.method import (
@@ -148,6 +148,44 @@ class ReinforcementMethod:
             ) from error
         return kind(settings)
 
+    def plan(
+        self,
+        env_id: str,
+        *,
+        tier: str | None = "cpu",
+        recipe_file: Path | None = None,
+        variant: str | None = None,
+        corpus: str | None = None,
+        **overrides: Any,
+    ) -> str:
+        """What :meth:`train` would do with these arguments, and what it would take, as text.
+
+        Nothing is downloaded and no weight is loaded.
+        """
+        from agentbench_prefix.training.plan import describe_plan, find_shape
+
+        recipe = self.recipe(
+            env_id, tier, file=recipe_file, variant=variant, corpus=corpus, **overrides
+        )
+        objective = self.make_objective(recipe)
+        start = local_start(recipe)
+        corpora: dict[str, str] = {}
+        watched: list[str] = []
+        pool: QueryPool | AgentBenchError
+        try:
+            if start is None:
+                raise CheckpointError(f"{recipe.init} is not on this machine")
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(start.folder, trust_remote_code=False)
+            origin = {"from": recipe.init, "model_sha256": check_checkpoint(start.folder).model}
+            data = prepare_data(recipe, ChatSerializer(tokenizer), origin)
+            pool, corpora, watched = data.pool, data.corpora, data.watched
+        except AgentBenchError as error:
+            pool = error
+        shape = find_shape(recipe, start)
+        return describe_plan(self.name, recipe, objective, shape, pool, corpora, watched)
+
     def train(
         self,
         env_id: str,
@@ -204,6 +242,7 @@ class ReinforcementMethod:
         if (checkpoint / "model.safetensors").is_file():
             return checkpoint
         code = code_version()
+        parameters = sum(p.numel() for p in model.parameters())
         max_tokens = recipe.max_tokens or data.dialogue.max_tokens
         trainer = RLTrainer(
             recipe,
@@ -219,6 +258,8 @@ class ReinforcementMethod:
             progress=progress,
         )
         trainer.run()
+        beside = out / f"{CHECKPOINT}.partial"
+        trainer.save(beside)
         given = {"tier": tier, "variant": variant, "corpus": corpus, **overrides}
         command = " ".join(
             [f"python -m agentbench_prefix.train --method {self.name} --env {env_id}"]
@@ -233,12 +274,8 @@ class ReinforcementMethod:
         draw_curves(
             rows, out / CURVES, f"{named} on {env_id} from {data.start}, seed {recipe.seed}"
         )
-        beside = out / f"{CHECKPOINT}.partial"
-        shutil.rmtree(beside, ignore_errors=True)
-        trained = trainer.accelerator.unwrap_model(trainer.model)
-        trained.to(getattr(torch, recipe.save_dtype)).save_pretrained(beside)
         tokenizer.save_pretrained(beside)
-        sha256 = sha256_file(beside / "model.safetensors")
+        sha256 = check_checkpoint(beside).model
         CheckpointCard(
             method=self.name,
             env_id=env_id,
@@ -247,10 +284,7 @@ class ReinforcementMethod:
             max_tokens=max_tokens,
             tokenizer_fingerprint=serializer.fingerprint(),
             model_sha256=sha256,
-            model=ModelDescription(
-                architecture=type(trained).__name__,
-                parameters=sum(p.numel() for p in trained.parameters()),
-            ),
+            model=ModelDescription(architecture=type(model).__name__, parameters=parameters),
             training=TrainingDescription(
                 recipe=recipe.model_dump(mode="json"),
                 seed=recipe.seed,
@@ -395,6 +429,17 @@ def prepare_data(recipe: RLRecipe, serializer: ChatSerializer, origin: Mapping[s
         dialogue=dialogue.label,
     )
     return Data(env, dialogue, pool, watched, corpora, cost, _name_of(recipe.init))
+
+
+def local_start(recipe: RLRecipe) -> FoundCheckpoint | None:
+    """The checkpoint a recipe starts from, if it is on this machine."""
+    init = recipe.init
+    if init in registry.method_names():
+        if registry.method(init).checkpoint(recipe.env_id) is None:
+            return None
+    elif not Path(init).expanduser().is_dir():
+        return None
+    return find_start(init, recipe.env_id)
 
 
 def _weights_of(name: str, env_id: str, origin: Mapping[str, Any]) -> str | None:

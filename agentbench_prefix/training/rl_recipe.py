@@ -1,8 +1,8 @@
 """Recipes of reinforcement learning, as one validated value.
 
 A recipe file holds the fields of :class:`RLRecipe`, and besides: ``extends``, a file in the same
-folder whose fields it replaces; ``tiers``, fields of each size of run; ``variants``, fields of each
-variant of the method. Mappings are merged field by field.
+folder whose fields it replaces; ``tiers``, fields of each size of run, where ``extends`` names
+another tier; ``variants``, fields of each variant of the method. Mappings are merged field by field.
 """
 
 from __future__ import annotations
@@ -86,6 +86,29 @@ class EvaluationSpec(_Strict):
         return self
 
 
+class Expected(_Strict):
+    """What the estimates of a dry run assume.
+
+    Attributes:
+        model: Configuration of the model, arguments of ``Qwen3Config``, where its own is not at
+            hand.
+        prompt_tokens: Mean tokens of a query's prompt.
+        episode_tokens: Mean tokens of a continuation, what the environment says included.
+        generated_tokens: Mean generated tokens of one.
+        generated_per_second: Tokens that one device generates.
+        flops_per_second: Floating point operations that one device does in training.
+        devices: Devices, one process each.
+    """
+
+    model: dict[str, JsonValue] | None = None
+    prompt_tokens: float = Field(default=220, gt=0)
+    episode_tokens: float = Field(default=300, gt=0)
+    generated_tokens: float = Field(default=110, gt=0)
+    generated_per_second: float = Field(default=2000, gt=0)
+    flops_per_second: float = Field(default=4e10, gt=0)
+    devices: int = Field(default=1, gt=0)
+
+
 class RLRecipe(_Strict):
     """A run of reinforcement learning.
 
@@ -111,16 +134,20 @@ class RLRecipe(_Strict):
         temperature: Of sampling, and of the log-probabilities that are learnt.
         top_p: Nucleus of sampling.
         max_tokens: Bound on one reply; ``None`` for the dialogue's.
+        context: Most tokens of a prompt and its continuation together; an episode that outgrows it
+            ends unsolved. ``None`` for the model's.
         max_turns: Turn limit in training; ``None`` for the environment's.
         fresh_budget: Whether prefix turns do not count toward it.
         objective: Fields of the method, see its ``Settings``.
         evaluation: What training is watched on.
         save_every: Steps between two states that a broken run resumes from.
         dtype: Number format of the weights in training.
+        autocast: Number format that training computes in; ``None`` for that of the weights.
         save_dtype: Number format of the final checkpoint.
         device: ``"cpu"`` or ``"cuda"``.
         rollouts: What plays: ``"transformers"``, or ``"vllm"`` as ``trainer`` sets it up.
         report_to: Where ``transformers`` reports metrics besides ``log.jsonl``.
+        expected: What the estimates of a dry run assume.
         trainer: Further arguments of ``trl.GRPOConfig``, e.g. ``deepspeed`` or ``vllm_mode``.
     """
 
@@ -145,16 +172,19 @@ class RLRecipe(_Strict):
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int | None = Field(default=None, gt=0)
+    context: int | None = Field(default=None, gt=0)
     max_turns: int | None = Field(default=None, gt=0)
     fresh_budget: bool = False
     objective: dict[str, JsonValue] = Field(default_factory=dict)
     evaluation: EvaluationSpec = EvaluationSpec()
     save_every: int = Field(default=10, gt=0)
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    autocast: Literal["bfloat16"] | None = None
     save_dtype: Literal["float32", "float64", "bfloat16"] = "bfloat16"
     device: Literal["cpu", "cuda"] = "cpu"
     rollouts: Literal["transformers", "vllm"] = "transformers"
     report_to: tuple[str, ...] = ()
+    expected: Expected = Expected()
     trainer: dict[str, JsonValue] = Field(default_factory=dict)
 
 
@@ -177,6 +207,12 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if path in seen:
         raise ConfigurationError(f"the recipe {path} extends itself: mend its field extends")
     return merge(_read(path.parent / str(extends), (*seen, path)), fields)
+
+
+def _tier(tiers: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
+    fields = dict(tiers[name])
+    below = fields.pop("extends", None)
+    return fields if below is None else merge(_tier(tiers, below), fields)
 
 
 def load_rl_recipe(
@@ -204,7 +240,7 @@ def load_rl_recipe(
     if tiers:
         if tier is None or tier not in tiers:
             raise UnknownNameError(f"tier of {path}", tier, tiers)
-        fields = merge(fields, tiers[tier])
+        fields = merge(fields, _tier(tiers, tier))
     if variant:
         if variant not in variants:
             raise UnknownNameError(f"variant of {path}", variant, variants)

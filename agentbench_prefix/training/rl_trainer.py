@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,8 @@ from agentbench_prefix.files import (
     write_json_atomic,
     write_text_atomic,
 )
-from agentbench_prefix.policies.base import Episode, Policy
+from agentbench_prefix.policies.base import Episode, Policy, Reply
+from agentbench_prefix.policies.tokens import Conversation, overflow, read_due
 from agentbench_prefix.policies.transformers import TransformersPolicy
 from agentbench_prefix.registry import make
 from agentbench_prefix.rollouts import episode_seed, play, start
@@ -258,6 +260,100 @@ def summarize(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return found
 
 
+class VLLMRollouts:
+    """Plays with the copy of the weights that TRL keeps in vLLM, in its process or on a server.
+
+    On a server all processes ask together, each for as many replies, so a process that has no
+    episode left goes on asking until none has.
+
+    Args:
+        trainer: The trainer, with ``use_vllm``.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def describe(self) -> dict[str, Any]:
+        """What identifies it."""
+        return {"backend": "vllm", "mode": self._trainer.args.vllm_mode}
+
+    def open(self, episodes: Sequence[Episode]) -> _VLLMSession:
+        """Bring the weights up to date and start a session."""
+        trainer = self._trainer
+        if trainer.state.global_step != trainer._last_loaded_step:
+            trainer.vllm_generation.sync_weights()
+            trainer._last_loaded_step = trainer.state.global_step
+        return _VLLMSession(trainer, episodes)
+
+
+class _VLLMSession:
+    def __init__(self, trainer: Any, episodes: Sequence[Episode]) -> None:
+        self._trainer = trainer
+        self._conversations = {id(episode): Conversation(episode) for episode in episodes}
+
+    def reply(self, episodes: Sequence[Episode]) -> list[Reply | PolicyError]:
+        """One reply per episode, in order."""
+        serializer: ChatSerializer = self._trainer.serializer
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
+        context = min(limit, self._trainer.recipe.context or limit)
+        due = read_due(self._conversations, episodes, serializer)
+        room = [context - len(conversation.ids) for conversation in due]
+        asked = [conversation.ids for conversation, left in zip(due, room, strict=True) if left > 0]
+        generated = iter(self._generate(asked) or [])
+        answers: list[Reply | PolicyError] = []
+        for conversation, left in zip(due, room, strict=True):
+            prompt = len(conversation.ids)
+            if left <= 0:
+                answers.append(overflow(context, prompt))
+                continue
+            tokens, logprobs = next(generated)
+            stopped = tokens[-1] == serializer.end_id
+            if len(tokens) > left:
+                answers.append(overflow(context, prompt + len(tokens)))
+                continue
+            answers.append(
+                Reply(
+                    text=conversation.say(tokens, serializer),
+                    token_ids=tuple(tokens),
+                    logprobs=tuple(logprobs),
+                    finish="stop" if stopped else "length",
+                    prompt_tokens=prompt,
+                )
+            )
+        return answers
+
+    def close(self) -> None:
+        """Take part until no process has an episode left."""
+        while self._generate([], ended=True) is not None:
+            pass
+
+    def _generate(
+        self, prompts: list[list[int]], *, ended: bool = False
+    ) -> list[tuple[list[int], list[float]]] | None:
+        trainer = self._trainer
+        together = trainer.args.vllm_mode == "server" or trainer.args.vllm_tensor_parallel_size > 1
+        if together and trainer.accelerator.num_processes > 1:
+            states = gather_object([(ended, len(prompts))])
+            if all(done for done, _ in states):
+                return None
+            most = max(1, *(n for _, n in states))
+        elif ended:
+            return None
+        elif prompts:
+            most = len(prompts)
+        else:
+            return []
+        filled = prompts + [[trainer.serializer.end_id]] * (most - len(prompts))
+        _, tokens, logprobs, _ = trainer.vllm_generation.generate(
+            prompts=filled, images=None, num_generations=1
+        )
+        return [
+            (list(ids), [scores[0] for scores in row])
+            for ids, row in zip(tokens[: len(prompts)], logprobs, strict=False)
+        ]
+
+
 # ------------------------------------------------------------------ scoring
 def score_batch(
     model: Any, batch: Batch, *, vocabulary: int, temperature: float, prefix: bool
@@ -334,8 +430,13 @@ def score_batch(
 
 
 # ------------------------------------------------------------------ the trainer
-def arguments(recipe: RLRecipe, out: Path) -> GRPOConfig:
+def arguments(recipe: RLRecipe, out: Path, max_tokens: int) -> GRPOConfig:
     """A recipe as TRL's configuration, for the processes there are.
+
+    Args:
+        recipe: The recipe.
+        out: Folder of the run.
+        max_tokens: Bound on one reply.
 
     Raises:
         ConfigurationError: Queries or rollouts cannot be shared out evenly.
@@ -357,11 +458,12 @@ def arguments(recipe: RLRecipe, out: Path) -> GRPOConfig:
         "output_dir": str(out / STATES),
         "seed": recipe.seed,
         "use_cpu": recipe.device == "cpu",
-        "bf16": recipe.dtype == "bfloat16",
+        "bf16": recipe.autocast == "bfloat16",
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": rollouts // micro,
         "num_generations": recipe.samples,
         "num_iterations": recipe.epochs,
+        "max_completion_length": max_tokens,
         "max_steps": recipe.steps * recipe.epochs,
         "learning_rate": recipe.lr,
         "lr_scheduler_type": "constant_with_warmup",
@@ -429,7 +531,7 @@ class RLTrainer(GRPOTrainer):  # type: ignore[misc]
         out: Path,
         progress: Progress | None = None,
     ) -> None:
-        config = arguments(recipe, out)
+        config = arguments(recipe, out, max_tokens)
         blanks = Dataset.from_dict({"prompt": [""] * (recipe.queries_per_step * recipe.steps)})
         super().__init__(
             model=model,
@@ -440,7 +542,6 @@ class RLTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
-        scoring.prepare(self.accelerator.unwrap_model(self.model))
         self.recipe = recipe
         self.objective = objective
         self.pool = pool
@@ -448,23 +549,17 @@ class RLTrainer(GRPOTrainer):  # type: ignore[misc]
         self.watched = watched
         self.serializer = ChatSerializer(tokenizer)
         self.vocabulary = min(len(tokenizer), model.get_input_embeddings().num_embeddings)
-        self._scorer = TransformersPolicy(
-            self.accelerator.unwrap_model(self.model),
-            tokenizer,
-            source={},
-            temperature=recipe.temperature,
-            top_p=recipe.top_p,
-            max_tokens=max_tokens,
-        )
+        self._max_tokens = max_tokens
         self.player = Player(
             recipe.env_id,
             env_arguments,
             dialogue,
-            self._scorer,
+            VLLMRollouts(self) if recipe.rollouts == "vllm" else self._scorer,
             self.serializer,
             seed=recipe.seed,
             fresh_budget=recipe.fresh_budget,
         )
+        scoring.prepare(self.accelerator.unwrap_model(self.model))
         self._progress = progress
         self._begun = False
         self._seconds = 0.0
@@ -477,6 +572,20 @@ class RLTrainer(GRPOTrainer):  # type: ignore[misc]
         """What an objective played beside the training."""
         self._demonstrations: dict[str, Group] = {}
         self._old_policy: TransformersPolicy | None = None
+
+    @functools.cached_property
+    def _scorer(self) -> TransformersPolicy:
+        """The live weights as a policy."""
+        policy = TransformersPolicy(
+            self.accelerator.unwrap_model(self.model),
+            self.processing_class,
+            source={},
+            temperature=self.recipe.temperature,
+            top_p=self.recipe.top_p,
+            max_tokens=self._max_tokens,
+        )
+        policy.context = min(policy.context, self.recipe.context or policy.context)
+        return policy
 
     @property
     def step(self) -> int:
@@ -521,7 +630,7 @@ class RLTrainer(GRPOTrainer):  # type: ignore[misc]
                 [drawn[place] for place in places], recipe.samples, names
             ):
                 (accepted if objective.accepts(group) else refused).append(group)
-            if len(accepted) == share:
+            if all(gather_object([len(accepted) == share])):
                 break
         played = time.perf_counter()
         fill = refused[len(refused) - (share - len(accepted)) :]
@@ -610,8 +719,9 @@ class RLTrainer(GRPOTrainer):  # type: ignore[misc]
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         mine = range(rank, len(queries), world)
         found: list[tuple[int, Outcome]] = []
-        size = max(1, self.recipe.queries_per_step * self.recipe.samples // samples)
-        for begin in range(0, len(mine), size):
+        size = max(1, self.recipe.queries_per_step * self.recipe.samples // samples // world)
+        # As often on every process, which may have to play together.
+        for begin in range(0, -(-len(queries) // world), size):
             places = mine[begin : begin + size]
             names = [f"{what}/{place}/{queries[place].query_id}" for place in places]
             groups = self.player.play([queries[place] for place in places], samples, names)
@@ -758,6 +868,25 @@ class RLTrainer(GRPOTrainer):  # type: ignore[misc]
         self._begun = found is not None
         self.train(resume_from_checkpoint=None if found is None else str(found))
         self._watch(self.recipe.steps)
+
+    def save(self, folder: Path) -> None:
+        """Write the weights, in the recipe's ``save_dtype``; every process takes part."""
+        dtype = getattr(torch, self.recipe.save_dtype)
+        model = self.accelerator.unwrap_model(self.model)
+        tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        tied -= {name for name, _ in model.named_parameters()}
+        state = {
+            name: value.to(dtype) if value.is_floating_point() else value
+            for name, value in self.accelerator.get_state_dict(self.model).items()
+            if name not in tied
+        }
+        if self.accelerator.is_main_process:
+            shutil.rmtree(folder, ignore_errors=True)
+            before = model.config.dtype
+            model.config.dtype = dtype
+            model.save_pretrained(folder, state_dict=state)
+            model.config.dtype = before
+        self.accelerator.wait_for_everyone()
 
 
 def last_state(folder: Path) -> Path | None:

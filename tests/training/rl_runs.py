@@ -222,6 +222,11 @@ def gradients(made: Any, epoch: int) -> tuple[float, dict[str, torch.Tensor]]:
     }
 
 
+def weights_of(model: Any) -> dict[str, torch.Tensor]:
+    """A copy of every parameter."""
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
 def shake(model: Any, size: float) -> None:
     """Move every parameter a little, so that ratios are not 1."""
     generator = torch.Generator().manual_seed(7)

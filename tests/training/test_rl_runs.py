@@ -24,6 +24,7 @@ from rl_runs import (
     shake,
     tokenizer,
     trainer,
+    weights_of,
 )
 from safetensors.torch import load_file
 
@@ -37,10 +38,6 @@ from agentbench_prefix.training.summary import RunSummary
 
 def log(folder):
     return [json.loads(line) for line in read_whole_lines(folder / "log.jsonl")]
-
-
-def weights(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 def assert_same(left, right):
@@ -112,7 +109,7 @@ def one_step(method, out, **changes):
     model = random_model()
     made = trainer(method, out, model=model, steps=1, **changes)
     made.run()
-    return weights(model), log(out)
+    return weights_of(model), log(out)
 
 
 @pytest.mark.parametrize("method", ["grpo", "prefix_grpo", "grpo_mis"])
@@ -263,7 +260,7 @@ def test_a_broken_run_goes_on_exactly(method, tmp_path):
 
         made.player.play = maybe
         made.run()
-        return weights(model), made
+        return weights_of(model), made
 
     unbroken, made = run(tmp_path / "unbroken")
     with pytest.raises(Broken):
