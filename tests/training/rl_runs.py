@@ -32,8 +32,8 @@ SMALL: dict[str, Any] = {
     "samples": 4,
     "microbatch": 4,
     "lr": 0.01,
-    "max_tokens": 5,
-    "max_turns": 8,
+    "max_tokens": 4,
+    "max_turns": 7,
     "queries": {"source": "corpus", "corpus": "textcraft-prefix", "sidecar": "sft"},
     "evaluation": {"every": 0},
     "dtype": "float64",
@@ -133,7 +133,7 @@ def pool(model: Any, *, near: bool = True, cut: bool = True) -> QueryPool:
             ]
             prefix = dataclasses.replace(prefix, old_logprobs=tuple(old))
         queries.append(dataclasses.replace(query, prefix=prefix))
-    return QueryPool(queries, longest_prefix=7, trajectories=trajectories(), dialogue="compact@1")
+    return QueryPool(queries, longest_prefix=6, trajectories=trajectories(), dialogue="compact@1")
 
 
 def trainer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from rl_runs import ENV, SMALL, pool, random_model, tokenizer, trainer
+from rl_runs import ENV, SMALL, pool, random_model, tokenizer, trainer, weights_of
 from typer.testing import CliRunner
 
 from agentbench_prefix import registry
@@ -25,37 +26,58 @@ from agentbench_prefix.training.rl_recipe import load_rl_recipe
 RECIPES = Path(registry.method("grpo").folder) / "recipes"
 METHODS = ("grpo", "grpo_mis", "dapo", "replay_grpo", "prefix_grpo", "trial", "adaprefix")
 
-WORKER = """
-    import sys
-    from pathlib import Path
-    import torch
-    sys.path.insert(0, {tests!r})
-    from rl_runs import random_model, trainer, weights_of
-    for method, objective in (
-        ("prefix_grpo", {{}}), ("trial", dict(warmup=0, dense_weight=0.02)), ("grpo_mis", {{}})
-    ):
-        out, model = Path(sys.argv[1]) / method, random_model()
-        made = trainer(method, out, model=model, steps=2, microbatch=4, objective=objective)
+HINDSIGHT = {"warmup": 0, "dense_weight": 0.02}
+
+
+def updates(folder):
+    """A step of two methods on all processes there are; micro-batches are the same four."""
+    for method, objective in (("prefix_grpo", {}), ("trial", HINDSIGHT)):
+        model = random_model()
+        made = trainer(
+            method, folder / method, model=model, steps=1, microbatch=4, objective=objective
+        )
         made.run()
         if made.accelerator.is_main_process:
-            torch.save(weights_of(model), out / "weights.pt")
-"""
+            torch.save(weights_of(model), folder / method / "weights.pt")
 
 
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.mark.long
 def test_two_processes_make_the_same_update(tmp_path):
-    """Micro-batches are the same four, two on each process."""
-    worker = tmp_path / "worker.py"
-    worker.write_text(textwrap.dedent(WORKER.format(tests=str(Path(__file__).parent))))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_machines", "1"]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    for processes in (1, 2):
-        out = tmp_path / str(processes)
-        command = [*launch, "--num_processes", str(processes), str(worker), str(out)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
+    """What ``accelerate launch --cpu --num_processes 2`` starts, against this process alone."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); "
+        f"from pathlib import Path; from test_rl_scale import updates; "
+        f"updates(Path({str(tmp_path / '2')!r}))"
+    )
+    shared = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": "2",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**shared, "RANK": rank, "LOCAL_RANK": rank},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    updates(tmp_path / "1")
+    for process in processes:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors[-2000:]
     start = dict(random_model().named_parameters())
-    for method in ("prefix_grpo", "trial", "grpo_mis"):
+    for method in ("prefix_grpo", "trial"):
         one, two = (
             torch.load(tmp_path / n / method / "weights.pt", weights_only=True) for n in "12"
         )
