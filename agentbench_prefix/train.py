@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agentbench_prefix import registry
-from agentbench_prefix.errors import MissingExtraError
+from agentbench_prefix.errors import ConfigurationError, MissingExtraError
 from agentbench_prefix.eval import run
 from agentbench_prefix.evaluation.tables import make_console, print_metrics
 
@@ -18,6 +19,33 @@ SHOWN = ("loss", "reward", "turns")
 """Metrics beside the progress bar."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+def set_fields(given: Sequence[str]) -> dict[str, Any]:
+    """Nested fields of a recipe from ``path.to.field=value``, values in YAML.
+
+    Raises:
+        ConfigurationError: One has another form.
+    """
+    import yaml
+
+    found: dict[str, Any] = {}
+    for text in given:
+        path, mark, value = text.partition("=")
+        try:
+            parsed = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigurationError(f"--set {text!r}: {value!r} is no YAML ({error})") from error
+        *above, last = path.split(".")
+        if not mark or not all([*above, last]):
+            raise ConfigurationError(f"--set {text!r} must have the form field=value")
+        inner = found
+        for name in above:
+            inner = inner.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise ConfigurationError(f"--set {text!r}: {name} is set to a value already")
+        inner[last] = parsed
+    return found
 
 
 @app.command(name="train")
@@ -44,6 +72,13 @@ def train_command(
         int | None, typer.Option(min=0, max=10**9 - 1, help="Seed of data and weights.")
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps.")] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Recipe field to replace, e.g. lr=0.0003 or objective.form=joint; repeatable.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Run folder. Default: runs/train/ENV/METHOD[-VARIANT][-INIT]-seedN."),
@@ -79,6 +114,7 @@ def train_command(
         "init": init,
         "seed": seed,
         "steps": steps,
+        **set_fields(fields or []),
     }
     if dry_run:
         typer.echo(trained.plan(env, **arguments), nl=False)
@@ -100,6 +136,8 @@ def train_command(
             bar.update(task, completed=step + 1, total=total, shown=shown)
 
         checkpoint = trained.train(env, out=folder, progress=report, **arguments)
+    if os.environ.get("RANK", "0") != "0":  # of several processes the first one reports
+        return
     stdout = make_console()
     if evaluate:
         from agentbench_prefix.evaluation.checkpoints import evaluate_checkpoint

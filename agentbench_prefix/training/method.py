@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from agentbench_prefix.serialization import ChatSerializer
 from agentbench_prefix.training.recipe import SFTRecipe, load_recipe
 
 RUN = "run.json"
+OPTIONS = ("tier", "variant", "corpus", "init", "seed", "steps")
+"""Arguments of ``train`` that are options of the command."""
 TOKENIZER_SAMPLE = 4096
 """Demonstrations a new tokenizer's vocabulary is counted on."""
 
@@ -215,11 +217,7 @@ class SupervisedMethod:
                 minutes=round(summary["minutes"], 1),
                 threads=torch.get_num_threads(),
                 code_version=code,
-                command=" ".join(
-                    [f"python -m agentbench_prefix.train --method {self.name} --env {env_id}"]
-                    + ([] if recipe_file is None else [f"--recipe {recipe_file}"])
-                    + [f"--{name.replace('_', '-')} {value}" for name, value in given.items()]
-                ),
+                command=command_line(self.name, env_id, recipe_file, given),
             ),
             contamination=_contamination_if_stated(env, drawn),
             licence="Apache-2.0",
@@ -228,6 +226,38 @@ class SupervisedMethod:
             path.chmod(0o644)  # weights are written readable by their owner alone
         beside.rename(checkpoint)
         return checkpoint
+
+
+def command_line(
+    method: str, env_id: str, recipe_file: Path | None, given: Mapping[str, Any]
+) -> str:
+    """The command that trains a method with some arguments.
+
+    Args:
+        method: The method.
+        env_id: Environment.
+        recipe_file: Recipe in the place of the method's own.
+        given: Further arguments of ``train``: options of the command, and fields of the recipe.
+    """
+    words = [f"python -m agentbench_prefix.train --method {method} --env {env_id}"]
+    if recipe_file is not None:
+        words.append(f"--recipe {recipe_file}")
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in OPTIONS:
+            words.append(f"--{name} {value}")
+        else:
+            words += [f"--set {path}={shown}" for path, shown in _fields(name, value)]
+    return " ".join(words)
+
+
+def _fields(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _fields(f"{path}.{name}", part)
+    else:
+        yield path, json.dumps(value) if isinstance(value, list | bool) else str(value)
 
 
 def _start(recipe: SFTRecipe, env: TextEnv) -> tuple[Any, Any, dict[str, Any]]:

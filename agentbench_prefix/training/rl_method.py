@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from agentbench_prefix.training.curves import draw_curves
 from agentbench_prefix.training.method import (
     _contamination_if_stated,
     claim,
+    command_line,
     find_start,
     load_start,
 )
@@ -261,11 +263,7 @@ class ReinforcementMethod:
         beside = out / f"{CHECKPOINT}.partial"
         trainer.save(beside)
         given = {"tier": tier, "variant": variant, "corpus": corpus, **overrides}
-        command = " ".join(
-            [f"python -m agentbench_prefix.train --method {self.name} --env {env_id}"]
-            + ([] if recipe_file is None else [f"--recipe {recipe_file}"])
-            + [f"--{n.replace('_', '-')} {v}" for n, v in given.items() if v is not None]
-        )
+        command = command_line(self.name, env_id, recipe_file, given)
         if not trainer.accelerator.is_main_process:
             return checkpoint
         rows = read_log(out / LOG)
@@ -465,13 +463,15 @@ def _verified(corpus: Corpus, files: Iterable[str]) -> dict[str, str]:
 
 
 def _name_of(init: str) -> str:
+    """The method a start was trained by, or what its folder or Hub id is called."""
     if init in registry.method_names():
         return init
     try:
         card = CheckpointCard.load(Path(init).expanduser())
     except (CheckpointError, RuntimeError):
         card = None
-    return Path(init).name if card is None else card.method
+    name = Path(init).name if card is None else card.method
+    return re.sub(r"[^\w.+-]+", "_", name) or "start"
 
 
 def watched_tasks(env: TextEnv, spec: EvaluationSpec) -> list[str]:

@@ -2,7 +2,8 @@
 
 A recipe file holds the fields of :class:`RLRecipe`, and besides: ``extends``, a file in the same
 folder whose fields it replaces; ``tiers``, fields of each size of run, where ``extends`` names
-another tier; ``variants``, fields of each variant of the method. Mappings are merged field by field.
+another tier; ``variants``, fields of each variant of the method. Mappings are merged field by
+field.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 from agentbench_prefix import registry
 from agentbench_prefix.cli import app
 from agentbench_prefix.errors import AgentBenchError
+from agentbench_prefix.train import set_fields
+from agentbench_prefix.training.method import command_line
 from agentbench_prefix.training.rl_method import ReinforcementMethod
 from agentbench_prefix.training.rl_recipe import load_rl_recipe
 
@@ -298,6 +300,49 @@ def test_a_dry_run_states_what_the_run_would_do(tmp_path, monkeypatch):
     for text in ("1,720.5 M parameters", "not on this machine", "device hours", "41,472 rollouts"):
         assert text in done.output
     assert not list(tmp_path.iterdir())
+
+
+def test_fields_are_set_on_the_command_line():
+    assert set_fields(
+        ["lr=3e-4", "objective.form=joint", "betas=[0.9, 0.95]", "a.b=", "c=x=y"]
+    ) == {
+        "lr": "3e-4",  # YAML's; a recipe takes it for the number
+        "objective": {"form": "joint"},
+        "betas": [0.9, 0.95],
+        "a": {"b": None},
+        "c": "x=y",
+    }
+    for wrong in ("lr", "=1", "a..b=1", "a=[", "."):
+        with pytest.raises(AgentBenchError, match="--set"):
+            set_fields([wrong])
+    with pytest.raises(AgentBenchError, match="set to a value already"):
+        set_fields(["a=1", "a.b=2"])
+    recipe = registry.method("prefix_grpo").recipe(
+        ENV, **set_fields(["lr=3e-4", "objective.form=joint"])
+    )
+    assert (recipe.lr, recipe.objective["form"], recipe.objective["signal"]) == (
+        3e-4,
+        "joint",
+        "magnitude",
+    )
+    command = command_line(
+        "m", "E", None, {"tier": "cpu", "seed": None, "objective": {"form": "joint"}}
+    )
+    assert command.endswith("--method m --env E --tier cpu --set objective.form=joint")
+
+
+@pytest.mark.parametrize("tier", ["cpu", "qwen3-1.7b", "qwen3-1.7b-server"])
+def test_recipes_are_configurations_of_trl(tier, tmp_path):
+    from agentbench_prefix.training.rl_trainer import arguments
+
+    recipe = registry.method("prefix_grpo").recipe(ENV, tier)
+    config = arguments(recipe.model_copy(update={"device": "cpu"}), tmp_path, 512)
+    assert config.steps_per_generation * config.per_device_train_batch_size == (
+        recipe.queries_per_step * 8
+    )
+    assert config.use_vllm == (tier != "cpu")
+    assert config.max_steps == 2 * recipe.steps
+    assert config.bf16 == (tier != "cpu")
 
 
 def test_tiers_and_files_extend_each_other(tmp_path):
