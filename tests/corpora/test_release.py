@@ -61,6 +61,7 @@ def test_it_loads_as_from_the_hub(corpus, name, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)  # three minutes on a quiet machine
 def test_all_of_it_validates(corpus):
     report = validate(corpus, every=True)
     assert report.ok, report.faults
