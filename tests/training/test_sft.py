@@ -328,7 +328,10 @@ def test_the_command_trains_a_checkpoint_and_the_next_method_from_it(tmp_path):
     [
         (("--method", "nope", "--env", "TextCraft-v0"), "unknown method 'nope'"),
         (("--method", "sft", "--env", "Nope-v0"), "unknown environment 'Nope-v0'"),
-        (("--method", "sft", "--env", "TextCraft-v0", "--tier", "huge"), "unknown tier of sft 'huge'"),
+        (
+            ("--method", "sft", "--env", "TextCraft-v0", "--tier", "huge"),
+            "unknown tier of sft 'huge'",
+        ),
         (
             ("--method", "sft", "--env", "TextCraft-v0", "--init", "/nowhere"),
             "no checkpoint folder '/nowhere'",
