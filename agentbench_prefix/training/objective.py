@@ -450,6 +450,19 @@ class Objective(Generic[S]):
         """See how the groups of a step went; the same on every process. Returns what to log."""
         return {}
 
+    def notes(
+        self,
+        log: Sequence[Mapping[str, float]],  # noqa: ARG002 - for those that override it
+        rollouts: str,  # noqa: ARG002
+    ) -> list[str]:
+        """What a reader of the finished run's result must be told.
+
+        Args:
+            log: Lines of the run's log.
+            rollouts: What played, as the recipe names it.
+        """
+        return []
+
     def state_dict(self) -> dict[str, JSON]:
         """State that a checkpoint must hold."""
         return {}

@@ -322,7 +322,7 @@ class ReinforcementMethod:
             code_version=code,
             command=command,
             diagnostics=closing(rows),
-            notes=notes(rows),
+            notes=tuple(objective.notes(rows, recipe.rollouts)),
         ).save(out)
         for path in beside.iterdir():
             path.chmod(0o644)  # weights are written readable by their owner alone
@@ -530,14 +530,3 @@ def closing(rows: Sequence[Mapping[str, float]], last: int = 10) -> dict[str, fl
         found[name] = sum(values) / len(values)
     watched = [row for row in rows if "eval/success" in row][-1:]
     return found | {k: v for row in watched for k, v in row.items() if k.startswith("eval/")}
-
-
-def notes(rows: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
-    """What a reader of the row must be told: values named ``.../saturated`` above one half."""
-    found = []
-    for name in sorted({name for row in rows for name in row if name.endswith("/saturated")}):
-        values = [row[name] for row in rows if name in row]
-        share = sum(values) / len(values)
-        if share > 0.5:
-            found.append(f"{name} was 1 in {100 * share:.0f} % of the updates it took part in")
-    return tuple(found)

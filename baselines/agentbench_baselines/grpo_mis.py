@@ -18,6 +18,7 @@ and ``ppo`` is GRPO. Chosen by us: ``pg`` is the main form, as the authors have 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -54,6 +55,13 @@ class MIS(GRPO[MISSettings]):
     def __init__(self, settings: MISSettings) -> None:
         super().__init__(settings)
         self.old_logprobs = "each_epoch" if settings.form == "pg" else "before"
+
+    def notes(self, log: Sequence[Mapping[str, float]], rollouts: str) -> list[str]:
+        """Whether there was anything to correct."""
+        del log
+        if rollouts != "transformers":
+            return []
+        return ["trainer and rollout engine are one: weights are 1 before each update"]
 
     def prepare(self, batch: Batch, played: Played) -> None:
         """Advantages; weights; rollouts that are not kept leave the mask."""

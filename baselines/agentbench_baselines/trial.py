@@ -26,7 +26,7 @@ recipe's ``microbatch``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -132,6 +132,15 @@ class Trial(GRPO[TrialSettings]):
             "trial/profile_std": (rows[:, 1].sum(), n),
         }
         return Loss(outcome + term.value, metrics)
+
+    def notes(self, log: Sequence[Mapping[str, float]], rollouts: str) -> list[str]:
+        """Whether the clamp cut the dense term in most updates."""
+        del rollouts
+        values = [row["trial/saturated"] for row in log if "trial/saturated" in row]
+        share = sum(values) / max(len(values), 1)
+        if share <= 0.5:
+            return []
+        return [f"the dense term was cut by its clamp in {100 * share:.0f} % of micro-batches"]
 
     def _weight(self, moment: Moment) -> float:
         return self.settings.dense_weight if moment.step >= self.settings.warmup else 0.0

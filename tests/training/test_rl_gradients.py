@@ -5,10 +5,24 @@ from __future__ import annotations
 import pytest
 import reference
 import torch
-from rl_runs import gradients, pool, random_model, reference_rollouts, shake, trainer
+from rl_runs import (
+    gradients,
+    plain_logprobs,
+    pool,
+    random_model,
+    reference_rollouts,
+    shake,
+    tokenizer,
+    trainer,
+    trajectories,
+)
 
 from agentbench_baselines.trial import outcome_views
+from agentbench_prefix.corpora.schema import to_messages
+from agentbench_prefix.serialization import ChatSerializer
+from agentbench_prefix.training.data import Batch
 from agentbench_prefix.training.losses import derangement
+from agentbench_prefix.training.sft import sft_loss
 
 TOLERANCE = 1e-9
 """Double precision; gradients are of size 1e-3 to 1."""
@@ -197,3 +211,48 @@ def check(case, rollouts):
         assert any(r.prefix_logprobs is not None for r in rollouts)
     if "demo" in case:
         assert any(r.demonstration for r in rollouts)
+
+
+def test_supervised_loss_and_gradients_are_those_of_a_plain_loop():
+    model = random_model()
+    serializer = ChatSerializer(tokenizer())
+    examples, rollouts = [], []
+    for row in trajectories()[:4]:
+        messages = to_messages(row.conversation("compact").messages)
+        layout = serializer.lay_out(messages)
+        mask = layout.mask([turn.trainable for turn in row.turns])
+        examples.append((layout.ids, [float(m) for m in mask]))
+        logprobs = plain_logprobs(model, layout.ids)
+        rollouts.append(
+            reference.Rollout(
+                logprobs, [0.0] * len(logprobs), [bool(m) for m in mask[1:]], 0.0, len(rollouts)
+            )
+        )
+    assert not all(m for r in rollouts for m in r.mask)
+    width = max(len(ids) for ids, _ in examples)
+    batch = Batch(
+        torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in examples]),
+        torch.tensor([w + [0.0] * (width - len(w)) for _, w in examples], dtype=torch.float64),
+        demonstrations=len(examples),
+        pool=0,
+        pool_step=0,
+    )
+    # Supervised training has distributions over every row of logits.
+    expected = reference.batch_loss(rollouts, Method(objective="likelihood"))
+    expected.backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    narrow(model)
+    loss = sft_loss(model, batch)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), abs=TOLERANCE)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, wanted[name], atol=TOLERANCE, rtol=1e-7)
+
+
+def narrow(model):
+    """Cut the output layer to the tokenizer's ids, over which the loop's distributions are."""
+    head = model.lm_head
+    head.forward = lambda hidden: torch.nn.functional.linear(
+        hidden, head.weight[: len(tokenizer())]
+    )

@@ -374,6 +374,21 @@ def test_a_run_writes_what_it_promises(tmp_path):
         method.train(ENV, out=out, recipe_file=file, seed=1)
 
 
+def test_what_a_reader_must_be_told_is_noted():
+    def objective(method, **settings):
+        chosen = recipe(objective=settings)
+        return registry.method(method).make_objective(chosen)
+
+    assert objective("grpo").notes([], "transformers") == []
+    (note,) = objective("grpo_mis", form="ppo").notes([], "transformers")
+    assert "are one" in note
+    assert objective("grpo_mis").notes([], "vllm") == []
+    rows = [{"step": i, "trial/saturated": float(i > 1)} for i in range(6)] + [{"step": 6}]
+    (note,) = objective("trial").notes(rows, "transformers")
+    assert "67 % of micro-batches" in note
+    assert objective("trial").notes(rows[:3], "transformers") == []
+
+
 def test_training_is_never_watched_on_test_tasks():
     with pytest.raises(ValueError, match="not watched on split 'test'"):
         recipe(evaluation={"split": "test"})
