@@ -17,6 +17,8 @@ from agentbench_prefix.evaluation.tables import make_console, print_metrics
 
 SHOWN = ("loss", "reward", "turns")
 """Metrics beside the progress bar."""
+COMMON = ("seconds", "success", "eval")
+"""Groups of metrics that no method has of its own."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -134,6 +136,11 @@ def train_command(
         def report(step: int, total: int, metrics: Mapping[str, float]) -> None:
             shown = " ".join(f"{n} {metrics[n]:.3f}" for n in SHOWN if n in metrics)
             bar.update(task, completed=step + 1, total=total, shown=shown)
+            own = [n for n in sorted(metrics) if "/" in n and n.partition("/")[0] not in COMMON]
+            if "reward" in metrics and progress:  # a step of these takes seconds: a line for each
+                values = " ".join(f"{n} {metrics[n]:.3g}" for n in own)
+                line = f"{step + 1}/{total} {shown} {values}".rstrip()
+                bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
         checkpoint = trained.train(env, out=folder, progress=report, **arguments)
     if os.environ.get("RANK", "0") != "0":  # of several processes the first one reports
