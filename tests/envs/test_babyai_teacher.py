@@ -30,7 +30,7 @@ from agentbench_envs.babyai.macros import Choices, run
 from agentbench_envs.babyai.mission import Game
 from agentbench_envs.babyai.planner import NoPlan, plan_mission
 from agentbench_envs.babyai.teacher import written
-from agentbench_envs.textcraft.stable import StableRandom
+from agentbench_envs.stable import StableRandom
 from agentbench_prefix.registry import make
 
 THING = re.compile(r"\b(?:red|green|blue|purple|yellow|grey) (?:(?:open|closed|locked) )?\w+")

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentbench_envs.babyai.planner import Goal, NoPlan, Planner, Step
 from agentbench_envs.babyai.world import EMPTY, WALL, Layout, Macro, Situation
-from agentbench_envs.textcraft.stable import StableRandom
+from agentbench_envs.stable import StableRandom
 
 _WORTH = (4, 1)
 """New cells that make a look worth its turns; the lower bar is for when nothing meets the first."""

@@ -25,7 +25,7 @@ from agentbench_envs.babyai.world import (
     Macro,
     Situation,
 )
-from agentbench_envs.textcraft.stable import StableRandom
+from agentbench_envs.stable import StableRandom
 
 _STEP = 0.12
 """Turns that a cell of the way is guessed to cost: most are crossed within a macro action."""

@@ -21,7 +21,7 @@ from agentbench_envs.babyai.macros import (
 from agentbench_envs.babyai.mission import Game
 from agentbench_envs.babyai.planner import Goal, NoPlan, Step, plan_mission
 from agentbench_envs.babyai.world import EMPTY, FIRST, Macro, Situation
-from agentbench_envs.textcraft.stable import StableRandom
+from agentbench_envs.stable import StableRandom
 from agentbench_prefix.env import TeacherTurn
 
 if TYPE_CHECKING:

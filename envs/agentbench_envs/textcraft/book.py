@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import NamedTuple
 
-from agentbench_envs.textcraft.stable import hash_order
+from agentbench_envs.stable import hash_order
 from agentbench_prefix.files import canonical_json, sha256_text
 
 MAX_DISTRACTORS = 10

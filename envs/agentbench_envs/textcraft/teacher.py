@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from agentbench_envs.stable import StableRandom
 from agentbench_envs.textcraft.book import Ingredient, spoken
 from agentbench_envs.textcraft.planner import Craft, Get, Step, plan
-from agentbench_envs.textcraft.stable import StableRandom
 from agentbench_prefix.env import TeacherTurn
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import functools
 import re
 from collections.abc import Callable
 
+from agentbench_envs.stable import StableRandom
 from agentbench_envs.textcraft.book import (
     Ingredient,
     Recipe,
@@ -19,7 +20,6 @@ from agentbench_envs.textcraft.book import (
     official_book,
     vocabulary,
 )
-from agentbench_envs.textcraft.stable import StableRandom
 
 MAX_DEPTH = 4
 DEPTH_WEIGHTS = (0.2, 0.4, 0.3, 0.1)
