@@ -13,7 +13,7 @@ from drawn import UP, draw
 from minigrid.envs.babyai.core.verifier import GoToInstr, ObjDesc, PickupInstr
 
 from agentbench_envs.babyai import agentgym, levels, macros, tasks
-from agentbench_envs.babyai.dialogue import EXAMPLE_TASK, EXAMPLE_TURNS, FULL
+from agentbench_envs.babyai.dialogue import DIALOGUES, EXAMPLE_TASK, EXAMPLE_TURNS
 from agentbench_envs.babyai.env import BabyAIEnv
 from agentbench_envs.babyai.levels import level_and_seed, task_id
 from agentbench_envs.babyai.view import describe, list_actions
@@ -450,11 +450,11 @@ def test_the_dialogues_example_works():
     for _, action in EXAMPLE_TURNS:
         *_, info = env.step(action)
     assert info["success"]
-    assert EXAMPLE_TURNS[0][1] in FULL.system
+    assert EXAMPLE_TURNS[0][1] in DIALOGUES["full"].system
 
 
 def test_the_full_dialogue_has_the_papers_form():
-    reply = FULL.render("go to red ball 1", "It is there.")
+    reply = DIALOGUES["full"].render("go to red ball 1", "It is there.")
     assert reply == "Thought:\nIt is there.\n\nAction:\n[[ go to red ball 1 ]]"
 
 

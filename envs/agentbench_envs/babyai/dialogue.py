@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentbench_prefix.dialogue import Dialogue, parse_bare, parse_bracketed, render_bare
+from agentbench_envs.dialogues import full_and_compact
 
 EXAMPLE_TASK = "babyai_0"
 EXAMPLE_TURNS = (
@@ -49,36 +49,10 @@ Example of a reply to the goal "go to the red ball":
 {render_full(action, thought)}"""
 
 
-ANSWERS = {
-    "no_action": "Your reply held no action. Write exactly one action in double brackets, e.g. "
-    "[[ check available actions ]]",
-    "empty_action": "The action was empty. Write exactly one action, e.g. check available actions",
-    "multiple_actions": "Your reply held more than one action, so none was carried out. Write "
-    "exactly one action in double brackets.",
-    "nested_brackets": "The brackets were nested, so no action could be read. Write exactly one "
-    "action in double brackets, e.g. [[ turn left ]]",
-    "unclosed_thinking": "Your reply ended inside its thinking, before an action. Think more "
-    "briefly, then write exactly one action.",
-}
-
-FULL = Dialogue(
-    name="full",
-    version=1,
-    system=_system_prompt(),
-    parse=parse_bracketed,
-    render=render_full,
-    answers=ANSWERS,
-    max_tokens=512,
+DIALOGUES = full_and_compact(
+    _system_prompt(),
+    render_full,
+    bare="check available actions",
+    bracketed="[[ check available actions ]]",
+    nested="[[ turn left ]]",
 )
-
-COMPACT = Dialogue(
-    name="compact",
-    version=1,
-    system=None,
-    parse=parse_bare,
-    render=render_bare,
-    answers=ANSWERS,
-    max_tokens=48,
-)
-
-DIALOGUES = {dialogue.name: dialogue for dialogue in (FULL, COMPACT)}

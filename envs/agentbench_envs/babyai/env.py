@@ -17,6 +17,7 @@ from agentbench_envs.babyai import agentgym, levels, macros, tasks
 from agentbench_envs.babyai.board import Board
 from agentbench_envs.babyai.dialogue import DIALOGUES
 from agentbench_envs.babyai.view import Seen, describe, list_actions
+from agentbench_envs.compat import turn_limit
 from agentbench_prefix.dialogue import Dialogue
 from agentbench_prefix.env import JSON, Outcome, PlayedTurn, TextEnv
 from agentbench_prefix.errors import UnknownNameError
@@ -91,15 +92,9 @@ class BabyAIEnv(TextEnv):
         compat: str | None = None,
         render_mode: str | None = None,
     ) -> None:
-        if compat not in (None, "agentgym"):
-            raise UnknownNameError("compat", compat, ["agentgym"], "None plays the mended rules.")
-        if compat and max_turns is ...:
-            max_turns = None
-        if compat and max_turns is not None:
-            raise ValueError(
-                f"compat='agentgym' has no turn limit: leave out max_turns={max_turns}"
-            )
-        super().__init__(max_turns=max_turns, split=split, render_mode=render_mode)
+        super().__init__(
+            max_turns=turn_limit(compat, max_turns), split=split, render_mode=render_mode
+        )
         self.compat = compat
         self._boards: OrderedDict[str, Board] = OrderedDict()
         self._board: Board | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentbench_prefix.dialogue import Dialogue, parse_bare, parse_bracketed, render_bare
+from agentbench_envs.dialogues import full_and_compact
 
 EXAMPLE_RECIPES = (
     "craft 6 powered rail using 1 redstone, 1 stick, 6 gold ingot",
@@ -76,36 +76,10 @@ Goal: craft powered rail.
 The game ends by itself once the goal is crafted."""
 
 
-ANSWERS = {
-    "no_action": "Your reply held no action. Write exactly one action in double brackets, e.g. "
-    "Action: [[ inventory ]]",
-    "empty_action": "The action was empty. Write exactly one action, e.g. inventory",
-    "multiple_actions": "Your reply held more than one action, so none was carried out. Write "
-    "exactly one action in double brackets.",
-    "nested_brackets": "The brackets were nested, so no action could be read. Write exactly one "
-    "action in double brackets, e.g. Action: [[ inventory ]]",
-    "unclosed_thinking": "Your reply ended inside its thinking, before an action. Think more "
-    "briefly, then write exactly one action.",
-}
-
-FULL = Dialogue(
-    name="full",
-    version=1,
-    system=_system_prompt(),
-    parse=parse_bracketed,
-    render=render_full,
-    answers=ANSWERS,
-    max_tokens=512,
+DIALOGUES = full_and_compact(
+    _system_prompt(),
+    render_full,
+    bare="inventory",
+    bracketed="Action: [[ inventory ]]",
+    nested="Action: [[ inventory ]]",
 )
-
-COMPACT = Dialogue(
-    name="compact",
-    version=1,
-    system=None,
-    parse=parse_bare,
-    render=render_bare,
-    answers=ANSWERS,
-    max_tokens=48,
-)
-
-DIALOGUES = {dialogue.name: dialogue for dialogue in (FULL, COMPACT)}

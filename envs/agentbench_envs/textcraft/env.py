@@ -11,6 +11,7 @@ from importlib.resources import files
 from types import EllipsisType
 from typing import Any, ClassVar, NamedTuple
 
+from agentbench_envs.compat import turn_limit
 from agentbench_envs.textcraft import worlds
 from agentbench_envs.textcraft.book import Recipe, RecipeBook, official_book, spoken
 from agentbench_envs.textcraft.dialogue import DIALOGUES
@@ -119,17 +120,11 @@ class TextCraftEnv(TextEnv):
         strict: bool = False,
         render_mode: str | None = None,
     ) -> None:
-        if compat not in (None, "agentgym"):
-            raise UnknownNameError("compat", compat, ["agentgym"], "None plays the mended rules.")
-        if compat and strict:
+        if compat == "agentgym" and strict:
             raise ValueError("compat='agentgym' and strict=True contradict each other: choose one")
-        if compat and max_turns is ...:
-            max_turns = None
-        if compat and max_turns is not None:
-            raise ValueError(
-                f"compat='agentgym' has no turn limit: leave out max_turns={max_turns}"
-            )
-        super().__init__(max_turns=max_turns, split=split, render_mode=render_mode)
+        super().__init__(
+            max_turns=turn_limit(compat, max_turns), split=split, render_mode=render_mode
+        )
         self.compat = compat
         if not isinstance(strict, bool):
             raise TypeError(f"strict must be True or False, got {strict!r}")
