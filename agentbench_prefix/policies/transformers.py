@@ -247,6 +247,20 @@ class _Packed:
         return out.unsqueeze(0)
 
 
+def refuse_unknown_attention(extra: Mapping[str, Any]) -> None:
+    """Refuse what an attention function of this library would leave out.
+
+    Args:
+        extra: Further arguments that transformers calls it with.
+
+    Raises:
+        NotImplementedError: The model's attention does more than weigh values by products.
+    """
+    for name in ("sliding_window", "softcap", "s_aux", "position_bias"):
+        if extra.get(name) is not None:
+            raise NotImplementedError(f"attention with {name}={extra[name]!r}")
+
+
 def _attention(
     module: Any,
     query: torch.Tensor,
@@ -259,9 +273,7 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention function in the form transformers calls."""
     del attention_mask
-    for name in ("sliding_window", "softcap", "s_aux", "position_bias"):
-        if extra.get(name) is not None:
-            raise NotImplementedError(f"attention with {name}={extra[name]!r}")
+    refuse_unknown_attention(extra)
     if packed is None:
         raise NotImplementedError("attention that is not handed the packed layout")
     return packed.attend(module.layer_idx, query, key, value, scaling), None

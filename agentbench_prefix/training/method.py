@@ -39,8 +39,8 @@ TOKENIZER_SAMPLE = 4096
 
 
 @dataclasses.dataclass(frozen=True)
-class SupervisedMethod:
-    """A method that is trained by supervised fine-tuning.
+class ShippedMethod:
+    """A method whose recipes and checkpoints lie in a package's folder.
 
     Attributes:
         name: Name under which it is registered.
@@ -56,6 +56,23 @@ class SupervisedMethod:
         """Folder of the checkpoint shipped for an environment, if there is one."""
         folder = self.folder / "checkpoints" / env_id / self.name
         return folder if (folder / "model.safetensors").is_file() else None
+
+    def recipe_path(self, env_id: str) -> Path:
+        """File of its own recipe for an environment.
+
+        Raises:
+            UnknownNameError: There is none.
+        """
+        path = self.folder / "recipes" / env_id / f"{self.name}.yaml"
+        if not path.is_file():
+            known = sorted(p.parent.name for p in self.folder.glob(f"recipes/*/{self.name}.yaml"))
+            raise UnknownNameError(f"environment for method {self.name}", env_id, known)
+        return path
+
+
+@dataclasses.dataclass(frozen=True)
+class SupervisedMethod(ShippedMethod):
+    """A method that is trained by supervised fine-tuning."""
 
     def recipe(self, env_id: str, file: Path | None = None, **overrides: Any) -> SFTRecipe:
         """The recipe for an environment, with fields replaced.
@@ -76,11 +93,7 @@ class SupervisedMethod:
                     f"the recipe {file} is for env_id {recipe.env_id!r}, not {env_id!r}"
                 )
             return recipe
-        path = self.folder / "recipes" / env_id / f"{self.name}.yaml"
-        if not path.is_file():
-            known = sorted(p.parent.name for p in self.folder.glob(f"recipes/*/{self.name}.yaml"))
-            raise UnknownNameError(f"environment for method {self.name}", env_id, known)
-        return load_recipe(path, **overrides)
+        return load_recipe(self.recipe_path(env_id), **overrides)
 
     def plan(
         self,
@@ -219,7 +232,7 @@ class SupervisedMethod:
                 code_version=code,
                 command=command_line(self.name, env_id, recipe_file, given),
             ),
-            contamination=_contamination_if_stated(env, drawn),
+            contamination=stated_contamination(env, drawn),
             licence="Apache-2.0",
         ).save(beside)
         for path in beside.iterdir():
@@ -375,9 +388,10 @@ def _draws(
     return list(found.values())
 
 
-def _contamination_if_stated(
+def stated_contamination(
     env: TextEnv, drawn: list[tuple[str, dict[str, Any]]]
 ) -> Contamination | None:
+    """:func:`contamination`, ``None`` where the environment does not state facts."""
     try:
         return contamination(env, drawn)
     except NotImplementedError:  # stating facts is optional for an environment

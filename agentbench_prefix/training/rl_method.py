@@ -25,7 +25,6 @@ from agentbench_prefix.errors import (
     CheckpointError,
     ConfigurationError,
     MissingExtraError,
-    UnknownNameError,
 )
 from agentbench_prefix.evaluation.runner import choose_tasks, find_dialogue
 from agentbench_prefix.files import read_whole_lines
@@ -33,11 +32,12 @@ from agentbench_prefix.policies.tokens import FoundCheckpoint, check_checkpoint
 from agentbench_prefix.serialization import ChatSerializer
 from agentbench_prefix.training.curves import draw_curves
 from agentbench_prefix.training.method import (
-    _contamination_if_stated,
+    ShippedMethod,
     claim,
     command_line,
     find_start,
     load_start,
+    stated_contamination,
 )
 from agentbench_prefix.training.rl_recipe import EvaluationSpec, RLRecipe, load_rl_recipe
 from agentbench_prefix.training.summary import (
@@ -65,25 +65,14 @@ _WATCH_SEED = 10**17
 
 
 @dataclasses.dataclass(frozen=True)
-class ReinforcementMethod:
+class ReinforcementMethod(ShippedMethod):
     """A method that is trained by :class:`~agentbench_prefix.training.rl_trainer.RLTrainer`.
 
     Attributes:
-        name: Name under which it is registered.
-        summary: One line for listings.
-        folder: Folder that holds ``recipes/<env>/<name>.yaml`` and ``checkpoints/<env>/<name>``.
         objective: What is its own, as ``module:class``; imported when it is trained.
     """
 
-    name: str
-    summary: str
-    folder: Path
     objective: str
-
-    def checkpoint(self, env_id: str) -> Path | None:
-        """Folder of the checkpoint shipped for an environment, if there is one."""
-        folder = self.folder / "checkpoints" / env_id / self.name
-        return folder if (folder / "model.safetensors").is_file() else None
 
     def objective_type(self) -> type[Objective[Any]]:
         """The class of its objective."""
@@ -117,10 +106,7 @@ class ReinforcementMethod:
             UnknownNameError: There is no recipe for this environment, tier or variant.
             ConfigurationError: The file is of another environment, or a field is wrong.
         """
-        path = file or self.folder / "recipes" / env_id / f"{self.name}.yaml"
-        if file is None and not path.is_file():
-            known = sorted(p.parent.name for p in self.folder.glob(f"recipes/*/{self.name}.yaml"))
-            raise UnknownNameError(f"environment for method {self.name}", env_id, known)
+        path = file or self.recipe_path(env_id)
         given = {name: value for name, value in overrides.items() if value is not None}
         if corpus is not None:
             given["queries"] = {"corpus": corpus}
@@ -294,7 +280,7 @@ class ReinforcementMethod:
                 code_version=code,
                 command=command,
             ),
-            contamination=_contamination_if_stated(
+            contamination=stated_contamination(
                 data.env,
                 [(q.task_id, dict(q.options)) for q in data.pool.queries],
             ),

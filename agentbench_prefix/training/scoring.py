@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from agentbench_prefix.errors import CheckpointError
+from agentbench_prefix.policies.transformers import refuse_unknown_attention
 
 ATTENTION = "agentbench_prefix_shared_prompt"
 """Name under which the attention is registered with transformers."""
@@ -83,9 +84,7 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention function in the form transformers calls."""
     del module, attention_mask
-    for name in ("sliding_window", "softcap", "s_aux", "position_bias"):
-        if extra.get(name) is not None:
-            raise NotImplementedError(f"attention with {name}={extra[name]!r}")
+    refuse_unknown_attention(extra)
     if shared is None or dropout:
         raise NotImplementedError("attention with dropout, or that is not handed the layout")
     heads, kv_heads = query.shape[1], key.shape[1]
