@@ -109,11 +109,10 @@ def resolve(
         )
     if not found:
         where = f" for {env_id}" if env_id else ""
-        others = (
-            ", ".join(shipped_checkpoints(method, registry.environment_ids())) or "no environment"
-        )
+        elsewhere = ", ".join(shipped_checkpoints(method, registry.environment_ids()))
+        others = f" (it ships them for {elsewhere})" if elsewhere else " yet"
         raise CheckpointError(
-            f"method {method!r} ships no checkpoint{where} (it ships them for {others}): give "
+            f"method {method!r} ships no checkpoint{where}{others}: give "
             f"--model PATH|HUB_ID, or train one with python -m agentbench_prefix.train --method "
             f"{method} --env {env_id or 'ENV'}"
         )
