@@ -1,15 +1,15 @@
-"""Evaluation throughput: the transformers policy beside a plain ``model.generate``.
+"""Rollout throughput: the transformers policy beside ``model.generate``, plain and TRL's own.
 
-Both play the same tasks with the same model and sampling settings through the same rollout loop.
+All play the same tasks with the same model and sampling settings through the same rollout loop.
 The plain one encodes each conversation whole in every turn, pads the batch on the left and calls
-``model.generate`` with its cache on. Replies differ between the two (they draw differently), so
-rates are compared, not times.
+``model.generate`` with its cache on; TRL's is what its ``GRPOTrainer`` generates with when it is
+not given vLLM. Replies differ (each draws differently), so rates are compared, not times.
 
     python benchmarks/eval_throughput.py [--model FOLDER_OR_HUB_ID]
 
 Without ``--model`` it takes a random model of the size of the shipped ones, with a tokenizer made
 from the tasks' own words. It hardly ever ends a turn by itself, so every reply has ``--max-tokens``
-tokens and every episode ``--max-turns`` turns. Target: at least 3 times the plain tokens/s.
+tokens and every episode ``--max-turns`` turns. Target: at least 3 times the others' tokens/s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import argparse
 import dataclasses
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,61 @@ class GeneratePolicy:
             finish = "stop" if end in row else "length"
             replies.append(Reply(self.serializer.decode(ids), tuple(ids), None, finish))
         return replies
+
+
+class TRLPolicy:
+    """What TRL's ``GRPOTrainer`` generates with, a turn at a time."""
+
+    def __init__(self, folder: str, temperature: float, top_p: float, max_tokens: int) -> None:
+        from trl import GRPOConfig, GRPOTrainer
+
+        import datasets
+
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self.serializer = ChatSerializer(tokenizer)
+        self.settings: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
+        with tempfile.TemporaryDirectory() as out:
+            self.trainer = GRPOTrainer(
+                model=transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+                args=GRPOConfig(
+                    output_dir=out,
+                    use_cpu=True,
+                    bf16=False,
+                    activation_checkpointing=False,
+                    report_to="none",
+                    per_device_train_batch_size=8,
+                    num_generations=8,
+                    max_completion_length=max_tokens,
+                    **self.settings,
+                ),
+                train_dataset=datasets.Dataset.from_list([{"prompt": ""}]),
+                reward_funcs=lambda completions, **_: [0.0] * len(completions),
+                processing_class=tokenizer,
+            )
+        self.trainer.generation_config.eos_token_id = self.serializer.end_id
+
+    def describe(self) -> dict[str, Any]:
+        """Return the sampling settings."""
+        return dict(self.settings)
+
+    def open(self, _: Sequence[Episode]) -> TRLPolicy:
+        """Keep nothing between turns."""
+        return self
+
+    def close(self) -> None:
+        """Free nothing."""
+
+    def reply(self, episodes: Sequence[Episode]) -> list[Reply]:
+        """Let TRL generate from the tokens of each conversation."""
+        prompts = [self.serializer.lay_out(episode.messages).ids for episode in episodes]
+        rows, _ = self.trainer._generate_single_turn(prompts, None, {}, 1)
+        end = self.serializer.end_id
+        return [
+            Reply(
+                self.serializer.decode(ids), tuple(ids), None, "stop" if end in ids else "length"
+            )
+            for ids in rows
+        ]
 
 
 def random_checkpoint(folder: Path, env_id: str, dialogue: str) -> None:
@@ -182,6 +237,17 @@ def measure(policy: Policy, arguments: argparse.Namespace) -> Rate:
     return rate
 
 
+def ours(folder: str, temperature: float, top_p: float, max_tokens: int) -> Policy:
+    return TransformersPolicy.load(folder, None, "cpu", temperature, top_p, max_tokens)
+
+
+ENGINES: dict[str, Callable[[str, float, float, int], Policy]] = {
+    "policy": ours,
+    "generate": GeneratePolicy,
+    "trl": TRLPolicy,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="local folder; default: a random model of the shipped size")
@@ -196,7 +262,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", choices=["policy", "generate"], help="run one of the two")
+    parser.add_argument("--only", nargs="+", choices=list(ENGINES), default=list(ENGINES))
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     transformers.utils.logging.disable_progress_bar()
@@ -207,22 +273,23 @@ def main() -> None:
             random_checkpoint(Path(scratch), arguments.env, arguments.dialogue)
         settings = (arguments.temperature, arguments.top_p, arguments.max_tokens)
         rates = {}
-        if arguments.only != "generate":
-            policy = TransformersPolicy.load(folder, None, "cpu", *settings)
-            rates["policy"] = measure(policy, arguments)
-        if arguments.only != "policy":
-            rates["plain generate"] = measure(GeneratePolicy(folder, *settings), arguments)
+        for name in arguments.only:
+            rates[name] = measure(ENGINES[name](folder, *settings), arguments)
     print(
         f"{arguments.env} {arguments.split}, {torch.get_num_threads()} thread(s), "
         f"torch {torch.__version__}, transformers {transformers.__version__}"
     )
     for name, rate in rates.items():
         print(rate.line(name))
-    if len(rates) == 2:
-        ours, plain = rates["policy"], rates["plain generate"]
-        by_token = (ours.tokens / ours.seconds) / (plain.tokens / plain.seconds)
-        by_episode = (ours.episodes / ours.seconds) / (plain.episodes / plain.seconds)
-        print(f"ratio: {by_token:.1f} x tokens/s, {by_episode:.1f} x episodes/s (target: 3 x)")
+    for name, other in rates.items():
+        if name != "policy" and "policy" in rates:
+            ours = rates["policy"]
+            by_token = (ours.tokens / ours.seconds) / (other.tokens / other.seconds)
+            by_episode = (ours.episodes / ours.seconds) / (other.episodes / other.seconds)
+            print(
+                f"policy / {name}: {by_token:.1f} x tokens/s, {by_episode:.1f} x episodes/s "
+                "(target: 3 x)"
+            )
 
 
 if __name__ == "__main__":

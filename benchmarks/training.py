@@ -6,7 +6,7 @@ Every method trains a few steps from the same start, with its own recipe of the 
 in CPU seconds of this process, so that a busy machine does not decide. What a method plays before
 its first step is left out; TRIAL has no warm-up. Targets: Prefix-GRPO at most 1.10 times
 Replay-GRPO, TRIAL at most 1.6 times GRPO, the trainer's update at most 1.10 times forward and
-backward alone on the same batch. Generation beside ``model.generate``: ``eval_throughput.py``.
+backward alone on the same batch. Generation beside TRL's: ``eval_throughput.py``.
 """
 
 from __future__ import annotations
