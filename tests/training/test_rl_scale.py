@@ -293,7 +293,7 @@ def test_a_dry_run_states_what_the_run_would_do(tmp_path, monkeypatch):
     command = ["train", "--method", "prefix_grpo", "--env", ENV, "--dry-run"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
-    for text in ("prefix_epsilon_high: 0.2", "cut; drawn 40 %", "sha256", "3,840 rollouts", "GiB"):
+    for text in ("prefix_epsilon_high: 0.2", "cut; drawn 40 %", "sha256", "6,400 rollouts", "GiB"):
         assert text in done.output
     done = CliRunner().invoke(app, [*command, "--tier", "qwen3-1.7b"])
     assert done.exit_code == 0, done.output
