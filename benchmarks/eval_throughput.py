@@ -103,9 +103,10 @@ class TRLPolicy:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.serializer = ChatSerializer(tokenizer)
         self.settings: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         with tempfile.TemporaryDirectory() as out:
             self.trainer = GRPOTrainer(
-                model=transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+                model=model,
                 args=GRPOConfig(
                     output_dir=out,
                     use_cpu=True,
@@ -140,9 +141,7 @@ class TRLPolicy:
         rows, _ = self.trainer._generate_single_turn(prompts, None, {}, 1)
         end = self.serializer.end_id
         return [
-            Reply(
-                self.serializer.decode(ids), tuple(ids), None, "stop" if end in ids else "length"
-            )
+            Reply(self.serializer.decode(ids), tuple(ids), None, "stop" if end in ids else "length")
             for ids in rows
         ]
 

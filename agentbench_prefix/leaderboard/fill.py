@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -26,9 +27,22 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, V
 from agentbench_prefix import registry
 from agentbench_prefix.errors import AgentBenchError, CheckpointError, ConfigurationError
 from agentbench_prefix.evaluation.compare import load_evaluation
-from agentbench_prefix.files import read_mapping, write_json_atomic
-from agentbench_prefix.leaderboard.results import Result, load_summary, make_result, row_name
-from agentbench_prefix.training.summary import CHECKPOINT, Label, RunSummary, describe
+from agentbench_prefix.files import read_mapping, replacing, write_json_atomic
+from agentbench_prefix.leaderboard.results import (
+    KEPT_CURVES,
+    Result,
+    load_summary,
+    make_result,
+    row_name,
+)
+from agentbench_prefix.training.summary import (
+    CHECKPOINT,
+    CURVES,
+    LOG,
+    Label,
+    RunSummary,
+    describe,
+)
 
 if sys.platform != "win32":
     import fcntl
@@ -291,7 +305,8 @@ class Filler:
     """Runs the jobs of a plan.
 
     Args:
-        results: Folder of ``*.json``; what is there is not run again.
+        results: Folder of ``*.json``; what is there is not run again. Logs and curves of training
+            are kept in ``curves`` beside it.
         runs: Folder of the run folders.
         report: Called when a run enters a stage; from several threads.
     """
@@ -364,6 +379,11 @@ class Filler:
                 for split in job.evaluation.splits
             ]
             make_result(summary, checkpoint, evaluations).save(self.results)
+            for name, ending in ((LOG, "jsonl"), (CURVES, "png")):
+                if (folder / name).is_file():
+                    kept = self.results.parent / KEPT_CURVES / f"{job.name}.{ending}"
+                    with replacing(kept) as beside:
+                        shutil.copyfile(folder / name, beside)
 
     def _trained(self, job: Job, folder: Path, lock: int) -> tuple[RunSummary, Path]:
         if job.shipped is not None:

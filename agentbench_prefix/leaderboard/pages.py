@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from agentbench_prefix.errors import ConfigurationError, MissingExtraError
 from agentbench_prefix.evaluation.stats import FEW_DIFFERING, FEW_TASKS, RESAMPLES, Estimate
 from agentbench_prefix.files import write_text_atomic
 from agentbench_prefix.leaderboard.reported import REPORTED, Reported, read_reported
-from agentbench_prefix.leaderboard.results import RESULTS, read_results
+from agentbench_prefix.leaderboard.results import KEPT_CURVES, RESULTS, read_results
 from agentbench_prefix.leaderboard.rows import (
     ALL,
     Difference,
@@ -37,8 +37,8 @@ def build(folder: Path) -> dict[str, str]:
     """Make every page of a folder of leaderboards, without writing it.
 
     Args:
-        folder: Holds ``results/*.json`` and, if they are wanted, ``leaderboard.yaml`` and
-            ``reported.yaml``.
+        folder: Holds ``results/*.json`` and, if they are wanted, ``leaderboard.yaml``,
+            ``reported.yaml`` and ``curves/``.
 
     Returns:
         Text by file name.
@@ -52,8 +52,9 @@ def build(folder: Path) -> dict[str, str]:
     config = LeaderboardConfig.load(folder)
     pages = make_pages(read_results(folder / RESULTS), config)
     made = {}
+    curves = {path.stem for path in (folder / KEPT_CURVES).glob("*.png")}
     for page in pages:
-        made[f"{page.name}.md"] = _page_text(page, config)
+        made[f"{page.name}.md"] = _page_text(page, config, curves)
         made[f"{page.name}.csv"] = _csv(_page_records(page, config))
     reported = read_reported(folder / REPORTED)
     if reported is not None:
@@ -101,7 +102,7 @@ def stale_pages(folder: Path, made: dict[str, str]) -> list[str]:
 
 
 # ------------------------------------------------------------------ Markdown
-def _page_text(page: Page, config: LeaderboardConfig) -> str:
+def _page_text(page: Page, config: LeaderboardConfig, curves: Set[str]) -> str:
     settings = page.rows[0].results[0].settings
     k = page.samples
     lines = [f"# {page.env_id}, tier `{page.tier}`", ""]
@@ -133,7 +134,7 @@ def _page_text(page: Page, config: LeaderboardConfig) -> str:
         lines += _section_lines(page, section, config)
     lines += _cost_lines(page, config)
     lines += _note_lines(page, config)
-    lines += _run_lines(page, config)
+    lines += _run_lines(page, config, curves)
     return "\n".join(lines) + "\n"
 
 
@@ -273,12 +274,17 @@ def _note_lines(page: Page, config: LeaderboardConfig) -> list[str]:
     return ["", "## Notes", "", *lines] if lines else []
 
 
-def _run_lines(page: Page, config: LeaderboardConfig) -> list[str]:
+def _run_lines(page: Page, config: LeaderboardConfig, curves: Set[str]) -> list[str]:
     records = [
         {
             **_names(row, config),
             "seed": str(result.run.seed),
             "result": f"[json]({RESULTS}/{result.name}.json)",
+            "training": ", ".join(
+                f"[{what}]({KEPT_CURVES}/{result.name}.{ending})"
+                for what, ending in (("curves", "png"), ("log", "jsonl"))
+                if result.name in curves
+            ),
             "weights": result.run.model_sha256[:12],
             "start's weights": (result.run.init.model_sha256 or "")[:12],
             "recipe": result.recipe_sha256[:12],

@@ -34,6 +34,7 @@ from agentbench_prefix.training.summary import (
 )
 
 RESULTS = "results"
+KEPT_CURVES = "curves"
 TOLERANCE = 1e-9
 """Largest difference between a stored rate and the one its counts give."""
 

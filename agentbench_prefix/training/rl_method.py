@@ -42,6 +42,8 @@ from agentbench_prefix.training.method import (
 from agentbench_prefix.training.rl_recipe import EvaluationSpec, RLRecipe, load_rl_recipe
 from agentbench_prefix.training.summary import (
     CHECKPOINT,
+    CURVES,
+    LOG,
     Cost,
     Init,
     Preprocessing,
@@ -58,8 +60,6 @@ if TYPE_CHECKING:
     from agentbench_prefix.training.queries import Query, QueryPool
     from agentbench_prefix.training.rl_trainer import Progress
 
-LOG = "log.jsonl"
-CURVES = "curves.png"
 _WATCH_SEED = 10**17
 """Seed of the generated tasks that training is watched on; recipes' own seeds stay below."""
 

@@ -60,8 +60,8 @@ from agentbench_prefix.training.objective import (
     Scores,
 )
 from agentbench_prefix.training.queries import Prefix, Query, QueryPool, check_prompt
-from agentbench_prefix.training.rl_method import LOG
 from agentbench_prefix.training.rl_recipe import RLRecipe
+from agentbench_prefix.training.summary import LOG
 from datasets import Dataset
 
 STATES = "states"

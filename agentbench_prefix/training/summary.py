@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "summary.json"
 CHECKPOINT = "checkpoint"
+LOG = "log.jsonl"
+CURVES = "curves.png"
 
 M = TypeVar("M", bound=BaseModel)
 Count = Annotated[int, Field(ge=0)]

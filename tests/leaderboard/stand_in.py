@@ -39,6 +39,7 @@ def train(folder, method, init, seed, variant, steps):
             file.write(f"{step}\n")
     if method == "broken":
         sys.exit("it broke")
+    (folder / "curves.png").write_bytes(method.encode())
     template = Path(os.environ["TEMPLATE"])
     shutil.copytree(template / "checkpoint", folder / "checkpoint", dirs_exist_ok=True)
     summary = json.loads((template / "summary.json").read_text())

@@ -115,7 +115,15 @@ def test_fill_makes_every_missing_result_and_build_shows_them(call, template):
     assert len(processes(NAMES[0])) == 2
     pytest.importorskip("pandas")
     assert call("leaderboard", "build")[0] == 0
-    assert "2 (0, 1)" in Path("leaderboards/Toy-v0-cpu.md").read_text()
+    page = Path("leaderboards/Toy-v0-cpu.md").read_text()
+    assert "2 (0, 1)" in page
+    for name in NAMES[:3]:  # training is kept to be read; of the run done before there is none
+        for kept, ending in (("curves", "png"), ("log", "jsonl")):
+            assert f"[{kept}](curves/{name}.{ending})" in page
+        assert Path(f"leaderboards/curves/{name}.png").read_bytes() == name.split("-")[3].encode()
+        log = Path(f"leaderboards/curves/{name}.jsonl").read_bytes()
+        assert log == (RUNS / name / "log.jsonl").read_bytes()
+    assert f"curves/{NAMES[3]}" not in page
 
 
 def test_a_failed_run_is_reported_and_does_not_stop_the_others(call):
