@@ -1,7 +1,7 @@
 """Recipes of reinforcement learning, as one validated value.
 
-A recipe file holds the fields of :class:`RLRecipe`, and besides: ``extends``, a file in the same
-folder whose fields it replaces; ``tiers``, fields of each size of run, where ``extends`` names
+A recipe file holds the fields of :class:`RLRecipe`, and besides: ``extends``, one or several files,
+by their path from its folder, whose fields it replaces, each those of the ones before it; ``tiers``, fields of each size of run, where ``extends`` names
 another tier; ``variants``, fields of each variant of the method. Mappings are merged field by
 field.
 """
@@ -203,11 +203,12 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     fields = read_mapping(path, "recipe")
     extends = fields.pop("extends", None)
-    if extends is None:
-        return fields
-    if path in seen:
+    if path.resolve() in seen:
         raise ConfigurationError(f"the recipe {path} extends itself: mend its field extends")
-    return merge(_read(path.parent / str(extends), (*seen, path)), fields)
+    below: dict[str, Any] = {}
+    for name in extends if isinstance(extends, list) else [] if extends is None else [extends]:
+        below = merge(below, _read(path.parent / str(name), (*seen, path.resolve())))
+    return merge(below, fields)
 
 
 def _tier(tiers: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:

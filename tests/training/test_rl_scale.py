@@ -274,18 +274,19 @@ def test_a_method_of_another_package_trains_and_evaluates(plugin, tmp_path):
 
 
 # ------------------------------------------------------------------ plans
+@pytest.mark.parametrize("env_id", [ENV, "BabyAI-Text-v0"])
 @pytest.mark.parametrize("method", METHODS)
-def test_every_recipe_resolves_in_every_tier_and_variant(method):
+def test_every_recipe_resolves_in_every_tier_and_variant(method, env_id):
     found = registry.method(method)
-    path = found.folder / "recipes" / ENV / f"{method}.yaml"
+    path = found.folder / "recipes/shared/methods" / f"{method}.yaml"
     variants = yaml.safe_load(path.read_text()).get("variants", {})
     for tier in ("cpu", "qwen3-1.7b", "qwen3-1.7b-server"):
         for variant in (None, *variants):
-            recipe = found.recipe(ENV, tier, variant=variant)
-            assert recipe.variant == (variant or "")
+            recipe = found.recipe(env_id, tier, variant=variant)
+            assert (recipe.env_id, recipe.variant) == (env_id, variant or "")
             found.make_objective(recipe)
-    assert found.recipe(ENV, "qwen3-1.7b").queries_per_step == 16
-    assert found.recipe(ENV, "qwen3-1.7b").lr == 5e-6
+    assert found.recipe(env_id, "qwen3-1.7b").queries_per_step == 16
+    assert found.recipe(env_id, "qwen3-1.7b").lr == 5e-6
 
 
 def test_a_dry_run_states_what_the_run_would_do(tmp_path, monkeypatch):
@@ -357,6 +358,11 @@ def test_tiers_and_files_extend_each_other(tmp_path):
     assert (recipe.steps, recipe.lr, recipe.samples, recipe.variant) == (1, 0.25, 8, "")
     recipe = load_rl_recipe(tmp_path / "above.yaml", tier="b", variant="v")
     assert (recipe.steps, recipe.lr, recipe.samples, recipe.variant) == (1, 2, 2, "v")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts/more.yaml").write_text("{samples: 4, tiers: {a: {epochs: 1, lr: 0.125}}}")
+    (tmp_path / "both.yaml").write_text("extends: [above.yaml, parts/more.yaml]\nepochs: 3")
+    recipe = load_rl_recipe(tmp_path / "both.yaml", tier="a")
+    assert (recipe.steps, recipe.lr, recipe.samples, recipe.epochs) == (1, 0.125, 4, 1)
     (tmp_path / "loop.yaml").write_text("extends: loop.yaml")
     with pytest.raises(AgentBenchError, match="extends itself"):
         load_rl_recipe(tmp_path / "loop.yaml")
