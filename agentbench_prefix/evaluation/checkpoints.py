@@ -35,7 +35,14 @@ def evaluate_checkpoint(checkpoint: Path, out: Path, split: str = "test") -> Met
     )
     policy = TransformersPolicy.load(str(checkpoint), max_tokens=card.max_tokens)
     metrics = evaluate(config, policy, out).metrics
-    results = {
+    results = {**card.results, split: family_results(metrics)}
+    card.model_copy(update={"results": results}).save(checkpoint)
+    return metrics
+
+
+def family_results(metrics: Metrics) -> dict[str, FamilyResult]:
+    """What a card says of a split of which every task was played 8 times."""
+    return {
         name: FamilyResult(
             tasks=row.n_tasks,
             episodes=row.n_episodes,
@@ -46,5 +53,3 @@ def evaluate_checkpoint(checkpoint: Path, out: Path, split: str = "test") -> Met
         )
         for name, row in {"all": metrics, **metrics.families}.items()
     }
-    card.model_copy(update={"results": {**card.results, split: results}}).save(checkpoint)
-    return metrics

@@ -11,10 +11,11 @@ from pathlib import Path
 from agentbench_prefix import registry
 from agentbench_prefix.cards import CARD, CheckpointCard
 from agentbench_prefix.errors import AgentBenchError, CheckpointError, ConfigurationError
+from agentbench_prefix.evaluation.checkpoints import family_results
 from agentbench_prefix.evaluation.runner import EvalConfig, evaluate
 from agentbench_prefix.evaluation.stats import Estimate
 from agentbench_prefix.files import sha256_file, write_json_atomic
-from agentbench_prefix.leaderboard.results import Result, load_summary, row_name
+from agentbench_prefix.leaderboard.results import Result, load_summary, make_result, row_name
 from agentbench_prefix.policies.tokens import check_checkpoint
 
 CAST_FROM = "cast_from"
@@ -77,8 +78,9 @@ def ship(run: Path, target: Path, *, max_megabytes: float = MAX_MEGABYTES) -> Pa
     """Copy a run's final checkpoint as bfloat16 safetensors, with its tokenizer and card.
 
     The copy appears whole or not at all, and replaces what was there. Weights that are bfloat16
-    already are copied byte for byte. Of others, the card then names the hash of the file they were
-    cast from, and has no results: they would be those of another file.
+    already are copied byte for byte, and what the run's folder has measured of them (whole splits,
+    8 samples a task at temperature 1) is added to the card. Of others, the card then names the hash
+    of the file they were cast from, and has no results: they would be those of another file.
 
     Args:
         run: A finished training run, or a checkpoint folder with a card.
@@ -90,8 +92,9 @@ def ship(run: Path, target: Path, *, max_megabytes: float = MAX_MEGABYTES) -> Pa
 
     Raises:
         CheckpointError: The run is not finished, its checkpoint has no card, or it is too large.
+        ConfigurationError: An evaluation in the run's folder is of another checkpoint.
     """
-    _, checkpoint = load_summary(run, "any")
+    summary, checkpoint = load_summary(run, "any")
     card = CheckpointCard.load(checkpoint)
     if card is None:
         raise CheckpointError(f"{checkpoint} has no {CARD}: only a checkpoint with a card ships")
@@ -112,6 +115,11 @@ def ship(run: Path, target: Path, *, max_megabytes: float = MAX_MEGABYTES) -> Pa
         data = {**card.training.data, CAST_FROM: before}
         training = card.training.model_copy(update={"data": data})
         card = card.model_copy(update={"training": training, "results": {}})
+    elif evaluations := sorted(path.parent for path in run.glob("eval/*/metrics.json")):
+        result = make_result(summary, checkpoint, evaluations)
+        if (result.settings.samples, result.settings.temperature) == (8, 1.0):
+            found = {split: family_results(metrics) for split, metrics in result.splits.items()}
+            card = card.model_copy(update={"results": {**card.results, **found}})
     after = sha256_file(beside / _WEIGHTS)
     card.model_copy(update={"model_sha256": after}).save(beside)
     for path in beside.iterdir():

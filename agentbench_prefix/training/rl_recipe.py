@@ -1,9 +1,9 @@
 """Recipes of reinforcement learning, as one validated value.
 
-A recipe file holds the fields of :class:`RLRecipe`, and besides: ``extends``, one or several files,
-by their path from its folder, whose fields it replaces, each those of the ones before it; ``tiers``, fields of each size of run, where ``extends`` names
-another tier; ``variants``, fields of each variant of the method. Mappings are merged field by
-field.
+A recipe file holds the fields of :class:`RLRecipe`, and besides: ``extends``, one or several files
+by their path from its folder, whose fields it replaces, and each those of the ones before it;
+``tiers``, fields of each size of run, where ``extends`` names another tier; ``variants``, fields of
+each variant of the method. Mappings are merged field by field.
 """
 
 from __future__ import annotations

@@ -65,10 +65,10 @@ def train(folder=Path("run"), dtype="float32", **summary):
     return folder
 
 
-def evaluate(run, call):
+def evaluate(run, call, samples=2):
     status, _, _ = call(
         *("eval", "--method", "grpo", "--model", run / "checkpoint", "--env", "Toy-v0"),
-        *("--split", "train", "--samples", 2, "--out", run / "eval/train", "--no-progress"),
+        *("--split", "train", "--samples", samples, "--out", run / "eval/train", "--no-progress"),
     )
     assert status == 0
     return make_result(RunSummary.load(run), run / "checkpoint", [run / "eval/train"])
@@ -104,6 +104,19 @@ def test_weights_that_are_bfloat16_are_copied_with_their_results():
     before, after = CheckpointCard.load(run / "checkpoint"), CheckpointCard.load(shipped)
     assert before == after
     assert sha256_file(shipped / "model.safetensors") == before.model_sha256
+
+
+@pytest.mark.parametrize(("samples", "stated"), [(8, True), (2, False)])
+def test_what_the_run_has_measured_is_stated_in_the_card(call, samples, stated):
+    run = train(dtype="bfloat16")
+    measured = evaluate(run, call, samples).splits["train"]
+    before = CheckpointCard.load(run / "checkpoint").results
+    results = CheckpointCard.load(ship(run, Path("there"))).results
+    assert results["test"] == before["test"]
+    assert ("train" in results) == stated
+    if stated:
+        assert results["train"]["all"].solved == measured.n_solved
+        assert set(results["train"]) == {"all", *measured.families}
 
 
 @pytest.mark.parametrize(
