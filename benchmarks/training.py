@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from agentbench_prefix import registry
 from agentbench_prefix.serialization import ChatSerializer
 from agentbench_prefix.training.method import load_start
 from agentbench_prefix.training.rl_method import prepare_data
+from agentbench_prefix.training.rl_recipe import RLRecipe
 from agentbench_prefix.training.rl_trainer import RLTrainer, score_batch
 
 PAIRS = (("prefix_grpo", "replay_grpo", 1.10), ("trial", "grpo", 1.6))
@@ -35,28 +37,35 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass
 class Cost:
-    """CPU seconds of some steps.
+    """What some steps took.
 
     Attributes:
-        playing: Episodes, and what is scored before the update.
-        update: Both optimizer epochs.
-        bare: Forward and backward of the same rollouts, as often, with nothing else.
-        tokens: Generated tokens that were learnt.
+        seconds: Of each part: ``playing`` (episodes, and what is scored before the update),
+            ``update`` (all optimizer epochs), ``bare`` (forward and backward of the same rollouts,
+            as often, with nothing else).
+        rollouts: Rollouts that were played.
+        prompt: Tokens of their groups' prompts, each group's once.
+        continuation: Tokens of their continuations, what the environment says included.
+        generated: Generated tokens.
+        learned: Generated tokens that reached the loss, summed over optimizer epochs.
     """
 
-    playing: float = 0.0
-    update: float = 0.0
-    bare: float = 0.0
-    tokens: int = 0
+    seconds: dict[str, float] = dataclasses.field(
+        default_factory=lambda: {"playing": 0.0, "update": 0.0, "bare": 0.0}
+    )
+    rollouts: int = 0
+    prompt: int = 0
+    continuation: int = 0
+    generated: int = 0
+    learned: int = 0
 
     @property
     def step(self) -> float:
-        """All of the trainer's work."""
-        return self.playing + self.update
+        """Seconds of the trainer's work."""
+        return self.seconds["playing"] + self.seconds["update"]
 
 
-def bare_pass(trainer: RLTrainer, batch: Any) -> float:
-    begin = time.process_time()
+def bare_pass(trainer: RLTrainer, batch: Any) -> None:
     scores = score_batch(
         trainer.model,
         batch,
@@ -65,54 +74,60 @@ def bare_pass(trainer: RLTrainer, batch: Any) -> float:
         prefix=trainer.objective.uses_prefix,
     )
     (scores.logprobs.sum() + scores.prefix_logprobs.sum()).backward()
-    spent = time.process_time() - begin
     trainer.model.zero_grad()
-    return spent
 
 
-def measure(name: str, env_id: str, init: str, steps: int, out: Path) -> Cost:
-    method = registry.method(name)
-    recipe = method.recipe(  # type: ignore[attr-defined]
-        env_id,
-        init=init,
-        steps=steps + 1,
-        objective=SETTINGS.get(name, {}),
-        evaluation={"every": 0},
-        save_every=10**6,
-    )
-    model, tokenizer, origin = load_start(init, env_id)
+def make_trainer(
+    name: str, recipe: RLRecipe, start: tuple[Any, Any, dict[str, Any]], out: Path
+) -> RLTrainer:
+    """A trainer that watches nothing, of a model with its tokenizer and origin."""
+    model, tokenizer, origin = start
     data = prepare_data(recipe, ChatSerializer(tokenizer), origin)
-    trainer = RLTrainer(
+    return RLTrainer(
         recipe,
-        method.make_objective(recipe),  # type: ignore[attr-defined]
+        registry.method(name).make_objective(recipe),  # type: ignore[attr-defined]
         data.pool,
         model,
         tokenizer,
         env_arguments=data.env.arguments(),
         dialogue=data.dialogue,
-        max_tokens=data.dialogue.max_tokens,
+        max_tokens=recipe.max_tokens or data.dialogue.max_tokens,
         watched=[],
         out=out,
     )
+
+
+def measure(
+    trainer: RLTrainer, *, clock: Callable[[], float] = time.process_time, bare: bool = True
+) -> Cost:
+    """Train to the end; what is measured begins after the first step, which warms up."""
     cost = Cost()
     play, log = trainer._play, trainer.log
+    epochs = trainer.recipe.epochs
     began = 0.0
 
     def playing() -> Any:
         nonlocal began
-        begin = time.process_time()
+        begin = clock()
         batches = play()
-        if trainer.step:  # the first step warms up
-            cost.playing += time.process_time() - begin
-            for _ in range(recipe.epochs):
-                cost.bare += sum(bare_pass(trainer, batch) for batch in batches)
-            cost.tokens += sum(int(b.mask[b.active].sum()) for b in batches) * recipe.epochs
-        began = time.process_time()
+        if trainer.step:
+            cost.seconds["playing"] += clock() - begin
+            begin = clock()
+            for batch in batches * epochs if bare else []:
+                bare_pass(trainer, batch)
+            cost.seconds["bare"] += clock() - begin
+            cost.learned += sum(int(b.mask[b.active].sum()) for b in batches) * epochs
+            for group in trainer._whole.groups:
+                cost.prompt += len(group.prompt)
+                cost.rollouts += len(group.rollouts)
+                cost.continuation += sum(len(r.completion) for r in group.rollouts)
+                cost.generated += sum(sum(r.mask) for r in group.rollouts)
+        began = clock()
         return batches
 
     def logging(row: dict[str, float], *arguments: Any) -> None:
         if trainer.step > 1 and "loss" in row:
-            cost.update += time.process_time() - began
+            cost.seconds["update"] += clock() - began
         log(row, *arguments)
 
     trainer._play = playing  # type: ignore[method-assign]
@@ -131,14 +146,24 @@ def main() -> None:
     torch.set_num_threads(1)
     costs: dict[str, Cost] = {}
     for name in arguments.methods:
+        recipe = registry.method(name).recipe(  # type: ignore[attr-defined]
+            arguments.env,
+            init=arguments.init,
+            steps=arguments.steps + 1,
+            objective=SETTINGS.get(name, {}),
+            evaluation={"every": 0},
+            save_every=10**6,
+        )
+        start = load_start(arguments.init, arguments.env)
         with tempfile.TemporaryDirectory() as folder:
-            cost = measure(name, arguments.env, arguments.init, arguments.steps, Path(folder))
+            cost = measure(make_trainer(name, recipe, start, Path(folder)))
         costs[name] = cost
+        update = cost.seconds["update"]
         print(
             f"{name:12} {cost.step / arguments.steps:6.2f} s a step: playing "
-            f"{cost.playing / arguments.steps:5.2f}, update {cost.update / arguments.steps:5.2f} "
-            f"({cost.tokens / cost.update:6.0f} learnt tokens/s, {cost.update / cost.bare:4.2f} "
-            "times forward and backward alone)"
+            f"{cost.seconds['playing'] / arguments.steps:5.2f}, update "
+            f"{update / arguments.steps:5.2f} ({cost.learned / update:6.0f} learnt tokens/s, "
+            f"{update / cost.seconds['bare']:4.2f} times forward and backward alone)"
         )
     for method, below, target in PAIRS:
         if method in costs and below in costs:

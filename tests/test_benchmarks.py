@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import random
 import subprocess
 import sys
@@ -61,6 +62,47 @@ def test_corpora_benchmark_fails_where_one_pass_saves_too_little(repository):
     done = run(repository, "benchmarks/corpora.py", *few)
     assert done.returncode == 1
     assert "one pass saves less than 1000 times the tokens" in done.stderr
+
+
+def test_gpu_check_runs_in_small_on_a_cpu(repository, tmp_path):
+    few = ("--methods", "prefix_grpo", "trial", "--out", str(tmp_path / "figures.json"))
+    done = run(repository, "benchmarks/gpu_check.py", "--toy", "--device", "cpu", *few)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    for name in ("prefix_grpo", "trial"):
+        assert f"{name} " in done.stdout
+        assert figures["methods"][name]["tokens_per_second"] > 0
+        assert figures["methods"][name]["generated_tokens"] > 4
+    assert figures["rollout_tokens_per_second"] > 0
+    assert len(figures["cpu_tier"]["cpu"]["rewards"]) == 2
+
+
+def test_gpu_check_goes_on_behind_a_method_that_fails(repository):
+    code = (
+        "import sys; sys.path.insert(0, 'benchmarks'); import gpu_check\n"
+        "step = gpu_check.step_of\n"
+        "def step_of(name, *given):\n"
+        "    if name == 'grpo':\n"
+        "        raise MemoryError('too large')\n"
+        "    return step(name, *given)\n"
+        "gpu_check.step_of = step_of\n"
+        "sys.argv += ['--toy', '--device', 'cpu', '--methods', 'grpo', 'dapo']\n"
+        "gpu_check.main()"
+    )
+    done = run(repository, "-c", code)
+    assert done.returncode == 1
+    assert "grpo         FAILED: MemoryError: too large" in done.stdout
+    assert "dapo         update " in done.stdout
+    assert "failed: grpo" in done.stderr
+
+
+def test_gpu_check_says_that_there_is_no_gpu(repository):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    done = run(repository, "benchmarks/gpu_check.py")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("no CUDA device is visible to torch: run this")
 
 
 @pytest.mark.parametrize("env_id", environment_ids())
