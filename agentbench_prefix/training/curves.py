@@ -58,10 +58,12 @@ def draw_curves(rows: Sequence[Mapping[str, float]], path: Path, title: str) -> 
     figure.suptitle(title)
     for index, (head, chosen) in enumerate(panels):
         axes = figure.add_subplot(max(height, 1), columns, index + 1)
+        alone = all(name.startswith("eval/") for name in chosen)
         for name in chosen:
             points = [(row["step"], row[name]) for row in rows if name in row]
             marker = "o" if name.startswith("eval/") else ""
-            label = name.removeprefix("eval/").removeprefix("success/").removeprefix("family/")
+            label = name.removeprefix("eval/") if alone else name
+            label = label.removeprefix("success/").removeprefix("family/")
             axes.plot(
                 [x for x, _ in points],
                 [y for _, y in points],
