@@ -12,8 +12,8 @@ Objective (TRIAL eq. 4-8)::
 
 ``lambda`` is 0 during the first ``warmup`` steps. The clamp is taken over each micro-batch; both
 losses have the whole optimizer step's token count as denominator, which scales them alike. Where it
-cuts, the dense gradient is exactly 0: ``trial/saturated`` logs how often. Where the view is strange to
-the policy the gap is mostly negative and the term pushes all replies down: ``trial/signed_gap``.
+cuts, the dense gradient is exactly 0: ``trial/saturated`` logs how often. Where the view is strange
+to the policy the gap is mostly negative and the term pushes replies down: ``trial/signed_gap``.
 
 ``profile``: ``relative`` (above); controls: ``uniform`` (w = 1), ``permuted`` (the weights on other
 turns, by a derangement, scaled so that ``sum n_k w_k = N``).
