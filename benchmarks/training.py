@@ -80,10 +80,10 @@ def bare_pass(trainer: RLTrainer, batch: Any) -> None:
 def make_trainer(
     name: str, recipe: RLRecipe, start: tuple[Any, Any, dict[str, Any]], out: Path
 ) -> RLTrainer:
-    """A trainer that watches nothing, of a model with its tokenizer and origin."""
+    """A trainer that watches and saves nothing, of a model with its tokenizer and origin."""
     model, tokenizer, origin = start
     data = prepare_data(recipe, ChatSerializer(tokenizer), origin)
-    return RLTrainer(
+    trainer = RLTrainer(
         recipe,
         registry.method(name).make_objective(recipe),  # type: ignore[attr-defined]
         data.pool,
@@ -95,6 +95,9 @@ def make_trainer(
         watched=[],
         out=out,
     )
+    # Whatever save_every is, transformers saves at the end: of a large model gigabytes.
+    trainer._save_checkpoint = lambda *_: None  # type: ignore[method-assign]
+    return trainer
 
 
 def measure(

@@ -65,14 +65,19 @@ def test_corpora_benchmark_fails_where_one_pass_saves_too_little(repository):
 
 
 def test_gpu_check_runs_in_small_on_a_cpu(repository, tmp_path):
-    few = ("--methods", "prefix_grpo", "trial", "--out", str(tmp_path / "figures.json"))
-    done = run(repository, "benchmarks/gpu_check.py", "--toy", "--device", "cpu", *few)
+    few = ("grpo_mis", "prefix_grpo", "trial")
+    out = ("--out", str(tmp_path / "figures.json"))
+    done = run(
+        repository, "benchmarks/gpu_check.py", "--toy", "--device", "cpu", *out, "--methods", *few
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())
-    for name in ("prefix_grpo", "trial"):
+    assert (figures["failed"], figures["missing"]) == ({}, [])
+    for name in few:
         assert f"{name} " in done.stdout
         assert figures["methods"][name]["tokens_per_second"] > 0
         assert figures["methods"][name]["generated_tokens"] > 4
+    assert "before training 4 of 4 episodes agree" in done.stdout
     assert figures["rollout_tokens_per_second"] > 0
     assert len(figures["cpu_tier"]["cpu"]["rewards"]) == 2
 
@@ -86,6 +91,9 @@ def test_gpu_check_goes_on_behind_a_method_that_fails(repository):
         "        raise MemoryError('too large')\n"
         "    return step(name, *given)\n"
         "gpu_check.step_of = step_of\n"
+        "def rollout_rate(*given):\n"
+        "    raise MemoryError('too large')\n"
+        "gpu_check.rollout_rate = rollout_rate\n"
         "sys.argv += ['--toy', '--device', 'cpu', '--methods', 'grpo', 'dapo']\n"
         "gpu_check.main()"
     )
@@ -93,7 +101,15 @@ def test_gpu_check_goes_on_behind_a_method_that_fails(repository):
     assert done.returncode == 1
     assert "grpo         FAILED: MemoryError: too large" in done.stdout
     assert "dapo         update " in done.stdout
-    assert "failed: grpo" in done.stderr
+    assert "CPU tier on cpu: " in done.stdout
+    assert "failed: grpo, rollouts" in done.stderr
+
+
+def test_gpu_check_names_what_it_had_no_time_for(repository):
+    few = ("--toy", "--device", "cpu", "--minutes", "0", "--methods", "grpo")
+    done = run(repository, "benchmarks/gpu_check.py", *few)
+    assert done.returncode == 0, done.stderr
+    assert "not reached: grpo, rollouts, CPU tier on cpu" in done.stdout
 
 
 def test_gpu_check_says_that_there_is_no_gpu(repository):

@@ -78,6 +78,11 @@ class _Cache:
         self.slots = 0
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Number format of the values it holds; ``None`` as long as it holds none."""
+        return next((values.dtype for _, values in self._layers.values()), None)
+
     def reserve(self, rows: int, slots: int) -> None:
         """Grow to at least this many rows and slots; what is held stays in place."""
         if slots > self.slots:
@@ -299,13 +304,18 @@ class _Runner:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.device: torch.device = model.device
-        self.dtype: torch.dtype = model.dtype
+        self._look()
+
+    def _look(self) -> None:
+        """See where the model is: a trainer may have moved it, or cast it."""
+        self.device: torch.device = self.model.device
+        self.dtype: torch.dtype = self.model.dtype
         self.block_rows = BLOCK_ROWS_CPU if self.device.type == "cpu" else 2**30
 
     @contextlib.contextmanager
     def borrowed(self, attention: str = ATTENTION) -> Iterator[None]:
         """Put an attention function into the model, and leave the model as it was found."""
+        self._look()
         before, training = self.model.config._attn_implementation, self.model.training
         self.model.set_attn_implementation(attention)
         self.model.eval()
@@ -417,7 +427,9 @@ class _Runner:
                 logits = [self.run(turn, cache) for turn in turns][-1]
         except (NotImplementedError, AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{name} cannot be run packed ({error}): {remedy}") from error
-        tolerance = 1e-3 if self.dtype in (torch.float32, torch.float64) else 5e-2
+        # A trainer's autocast computes in less than the weights' precision; values tell.
+        computed = cache.dtype or self.dtype
+        tolerance = 1e-3 if computed in (torch.float32, torch.float64) else 5e-2
         gap = float((logits - own).abs().max())
         if not gap <= tolerance * max(1e-6, float(own.abs().max())):
             raise CheckpointError(

@@ -123,7 +123,9 @@ def estimate(recipe: RLRecipe, objective: Objective[Any], shape: Shape) -> Estim
     layer = 16 * shape.hidden + 4 * shape.intermediate
     kept = shape.layers * (shape.hidden if checkpointing else layer) + layer
     usual = prompts * expected.prompt_tokens + micro * expected.episode_tokens
-    logits = micro * expected.generated_tokens * shape.vocabulary * 2 * compute
+    # They and their gradients; autocast hands results on in single precision.
+    wide = BYTES["float32"] if recipe.autocast else compute
+    logits = micro * expected.generated_tokens * shape.vocabulary * 2 * wide
     memory = {
         "weights": shape.parameters * weights / _GIB,
         "gradients": shape.parameters * weights / _GIB,

@@ -439,8 +439,14 @@ def arguments(recipe: RLRecipe, out: Path, max_tokens: int) -> GRPOConfig:
         max_tokens: Bound on one reply.
 
     Raises:
-        ConfigurationError: Queries or rollouts cannot be shared out evenly.
+        ConfigurationError: Queries or rollouts cannot be shared out evenly, or there is no such
+            device.
     """
+    if recipe.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError(
+            "the recipe's device is 'cuda', but torch sees none here: set device to cpu, or train "
+            "on a machine that has one"
+        )
     world = PartialState(cpu=recipe.device == "cpu").num_processes
     if recipe.queries_per_step % world:
         raise ConfigurationError(
@@ -494,7 +500,11 @@ def arguments(recipe: RLRecipe, out: Path, max_tokens: int) -> GRPOConfig:
         raise ConfigurationError(
             f"the recipe's trainer sets {', '.join(clash)}, which its own fields decide: set those"
         )
-    return GRPOConfig(**{**fixed, **recipe.trainer})
+    config = GRPOConfig(**{**fixed, **recipe.trainer})
+    # With several devices in sight transformers would cut each batch up among them; a process has
+    # one, and `accelerate launch` starts several processes.
+    config._n_gpu = min(config.n_gpu, 1)
+    return config
 
 
 class RLTrainer(GRPOTrainer):  # type: ignore[misc]

@@ -31,6 +31,7 @@ from safetensors.torch import load_file
 from agentbench_prefix import registry
 from agentbench_prefix.errors import AgentBenchError, ConfigurationError, CorpusError
 from agentbench_prefix.files import read_whole_lines
+from agentbench_prefix.training.method import find_start
 from agentbench_prefix.training.objective import Batch
 from agentbench_prefix.training.rl_method import read_log
 from agentbench_prefix.training.summary import RunSummary
@@ -460,13 +461,17 @@ def test_a_corpus_that_does_not_match_is_refused_by_name(tmp_path, change, field
     assert not (tmp_path / "run").exists()
 
 
+def test_a_start_that_does_not_ship_is_named():
+    with pytest.raises(AgentBenchError, match="ships no checkpoint"):
+        find_start("trial", "BabyAI-Text-v0")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"tier": "huge"}, "unknown tier of .*'huge'; valid: cpu"),
         ({"variant": "none"}, "unknown variant of .*'none'"),
         ({"corpus": "x"}, "grpo trains on tasks, not on a corpus"),
-        ({"init": "trial"}, "ships no checkpoint"),
         ({"objective": {"epsilon": 1}}, "epsilon"),
         ({"trainer": {"learning_rate": 1.0}}, "learning_rate"),
         ({"microbatch": 7}, "cannot be cut into micro-batches of 7"),

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 import yaml
 from rl_runs import ENV, SMALL, pool, random_model, tokenizer, trainer, weights_of
 from typer.testing import CliRunner
 
 from agentbench_prefix import registry
 from agentbench_prefix.cli import app
-from agentbench_prefix.errors import AgentBenchError
+from agentbench_prefix.errors import AgentBenchError, ConfigurationError
 from agentbench_prefix.train import set_fields
 from agentbench_prefix.training.method import command_line
 from agentbench_prefix.training.rl_method import ReinforcementMethod
@@ -344,6 +345,50 @@ def test_recipes_are_configurations_of_trl(tier, tmp_path):
     assert config.use_vllm == (tier != "cpu")
     assert config.max_steps == 2 * recipe.steps
     assert config.bf16 == (tier != "cpu")
+
+
+def test_a_process_takes_one_of_several_devices(tmp_path, monkeypatch):
+    from agentbench_prefix.training import rl_trainer
+
+    made = rl_trainer.GRPOConfig
+
+    def in_sight_of_four(**fields):
+        config = made(**fields)
+        config._n_gpu = 4
+        return config
+
+    monkeypatch.setattr(rl_trainer, "GRPOConfig", in_sight_of_four)
+    config = rl_trainer.arguments(registry.method("grpo").recipe(ENV), tmp_path, 8)
+    assert config.n_gpu == 1
+    assert config.train_batch_size == config.per_device_train_batch_size
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_a_device_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigurationError, match="device is 'cuda', but torch sees none here"):
+        registry.method("grpo").train(ENV, out=tmp_path / "run", device="cuda")
+
+
+def test_the_check_of_a_policy_allows_for_autocast():
+    """A policy may be made while training, when the model's forward computes in bfloat16 already;
+    on a GPU other kernels round otherwise, here it is another attention."""
+    from accelerate.utils import convert_outputs_to_fp32
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from agentbench_prefix.policies import transformers as policies
+
+    def otherwise(*given, **named):
+        with sdpa_kernel(SDPBackend.MATH):
+            return policies._attention(*given, **named)
+
+    model = random_model(dtype=torch.float32)
+    model.forward = convert_outputs_to_fp32(torch.autocast("cpu", torch.bfloat16)(model.forward))
+    register = transformers.AttentionInterface.register
+    register(policies.ATTENTION, otherwise)
+    try:
+        policies.TransformersPolicy(model, tokenizer(), source={})
+    finally:
+        register(policies.ATTENTION, policies._attention)
 
 
 def test_tiers_and_files_extend_each_other(tmp_path):
