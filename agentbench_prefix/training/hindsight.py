@@ -24,6 +24,7 @@ def hindsight_branches(
         serializer: Of the model.
     """
     assert rollout.record is not None
+    trunk = [*group.prompt, *rollout.completion]
     messages = list(group.query.messages)
     said = [i for i, message in enumerate(messages) if message.role == "assistant"]
     last = messages[-1]
@@ -44,7 +45,10 @@ def hindsight_branches(
             begin = at
             ids = serializer.glue([Message("user", before + view)])
             at += len(serializer.glue([Message("user", before)]))
-        branches.append(Branch(begin, [*ids, *reply], len(reply)))
+        # What the view does not change is in the trunk already; a token has to predict the reply.
+        end = min(len(ids) - 1, len(trunk) - begin)
+        same = next((i for i in range(end) if ids[i] != trunk[begin + i]), end)
+        branches.append(Branch(begin + same, [*ids[same:], *reply], len(reply)))
         at += len(reply) + int(reply[-1] != serializer.end_id)
     return branches
 
